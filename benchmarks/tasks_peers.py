@@ -20,7 +20,13 @@ from holdfast.engine.saving.part_layouts import PartLayouts
 from holdfast.engine.saving.part_writer import write_part
 from holdfast.engine.transfer.fetch import fetch_part
 from holdfast.format.layout import image_layout
-from holdfast.format.names import CHECKPOINTS, CheckpointId, image_key, part_key
+from holdfast.format.names import (
+    CHECKPOINTS,
+    AttemptId,
+    CheckpointId,
+    image_key,
+    part_key,
+)
 from holdfast.format.records import ArraySpec, CheckpointSpec
 from holdfast.peers.address import PeerAddress
 from holdfast.peers.client import PeerAccess
@@ -34,7 +40,7 @@ RUN_ID = "bench"
 TOKEN = "0123456789abcdef" * 2
 ARRAY_SIZE_BYTES = 50_000_000
 WAIT_SECS = 120.0
-ID = CheckpointId(1, 1)
+ID = CheckpointId(1, AttemptId.of_start(1, "benchmark"))
 
 
 def pull(*, folder: str, size_gb: float, count: int) -> dict[str, Any]:

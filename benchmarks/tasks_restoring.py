@@ -141,21 +141,20 @@ def _make_many(folder: Path, count: int) -> None:
 
     with holdfast.CheckpointManager(folder) as manager:
         manager.save(0, {"w": np.ones(8)}, force=True)
-    first = folder / checkpoint_folder(CheckpointId(0, 1))
-    (part_path,) = first.glob("part-*")
-    (image_path,) = first.glob("image-*")
+    (part_path,) = folder.glob("checkpoints/*/part-*")
+    (image_path,) = part_path.parent.glob("image-*")
     part = unseal(part_path.read_bytes(), PartRecord, "part")
-    committed = folder / manifest_key(CheckpointId(0, 1))
+    committed = folder / manifest_key(part.id)
     manifest = unseal(committed.read_bytes(), Manifest, "manifest")
     for step in range(1, count):
-        made = folder / checkpoint_folder(CheckpointId(step, 1))
+        made = folder / checkpoint_folder(CheckpointId(step, part.attempt))
         made.mkdir()
         record = seal(msgspec.structs.replace(part, step=step))
         (made / part_path.name).write_bytes(record)
         os.link(image_path, made / image_path.name)
         reference = msgspec.structs.replace(manifest.parts[0], record_digest=record_digest(record))
         sealed = seal(msgspec.structs.replace(manifest, step=step, parts=(reference,)))
-        (folder / manifest_key(CheckpointId(step, 1))).write_bytes(sealed)
+        (folder / manifest_key(CheckpointId(step, part.attempt))).write_bytes(sealed)
 
 
 def _sharded(count: int, *, by_row: bool) -> NamedSharding:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from holdfast.format.names import CheckpointId, manifest_key
+from holdfast.format.names import manifest_key
+from tests.attempts import checkpoint_id
 
 
 def manifest_path(run: Path, step: int, attempt: int = 1) -> Path:
     """Return where a checkpoint's manifest is, or would be."""
-    return run / manifest_key(CheckpointId(step, attempt))
+    return run / manifest_key(checkpoint_id(step, attempt))
 
 
 def manifests(run: Path) -> dict[str, Path]:

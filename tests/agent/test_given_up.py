@@ -6,7 +6,7 @@ from pathlib import Path
 
 from holdfast.coordination.effects import GivenUp
 from holdfast.coordination.messages import CheckpointStatus
-from holdfast.format.names import CheckpointId
+from tests.attempts import checkpoint_id
 from tests.engine.making import memory_folder
 from tests.hosts import events
 from tests.trust.in_process import in_process_host
@@ -17,7 +17,7 @@ def test_a_checkpoint_that_is_given_up_is_named_with_the_reason() -> None:
         agent.start_agent()
         assert agent.service is not None
         lost = GivenUp(
-            CheckpointId(234, 1), CheckpointStatus.PROTECTED, "no host holds the parts of rank 1"
+            checkpoint_id(234), CheckpointStatus.PROTECTED, "no host holds the parts of rank 1"
         )
         agent.service._on_effect(lost)
         trainer = agent.attach()

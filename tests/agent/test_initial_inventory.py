@@ -15,11 +15,12 @@ from holdfast.agent.initial_inventory import (
 )
 from holdfast.engine.lifecycle.catalog import Listing
 from holdfast.engine.lifecycle.newest import NewestListing
-from holdfast.format.names import STEP_MAX, CheckpointId
+from holdfast.format.names import STEP_MAX
 from holdfast.format.records import AttemptRecord
+from tests.attempts import checkpoint_id
 from tests.trust.in_process import StepClock
 
-NEWEST = CheckpointId(20, 1)
+NEWEST = checkpoint_id(20)
 
 
 def record(attempt: int, origin: tuple[int, int] | None = None) -> AttemptRecord:
@@ -32,7 +33,7 @@ def listing() -> NewestListing:
     return NewestListing(
         numbers=(1,),
         attempts={1: record(1)},
-        checkpoints={CheckpointId(10, 1): Listing({}, True), NEWEST: Listing(sizes, True)},
+        checkpoints={checkpoint_id(10): Listing({}, True), NEWEST: Listing(sizes, True)},
         since_step=20,
     )
 

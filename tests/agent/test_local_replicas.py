@@ -10,8 +10,9 @@ import pytest
 from holdfast.agent import local_replicas as module
 from holdfast.agent.local_replicas import LocalReplicas
 from holdfast.format.names import CheckpointId
+from tests.attempts import checkpoint_id
 
-FIRST, SECOND = CheckpointId(1, 1), CheckpointId(2, 1)
+FIRST, SECOND = checkpoint_id(1), checkpoint_id(2)
 MAKER, PART = 0, 3
 
 
@@ -80,5 +81,5 @@ def test_a_copy_that_no_order_came_for_is_given_back_once_its_checkpoint_is_gone
     begun(copies, FIRST)
     copies.end(FIRST, PART, "slot")
     assert begun(copies, SECOND, held={FIRST}) == []
-    assert begun(copies, CheckpointId(3, 1), held={SECOND}) == [(FIRST, PART)]
+    assert begun(copies, checkpoint_id(3), held={SECOND}) == [(FIRST, PART)]
     assert asyncio.run(copies.wait(FIRST, PART)) is None

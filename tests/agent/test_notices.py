@@ -18,6 +18,7 @@ from holdfast.coordination.messages import CheckpointStatus
 from holdfast.errors import ObjectNotFoundError
 from holdfast.format.names import CheckpointId
 from holdfast.peers.directory import PeerDirectory
+from tests.attempts import checkpoint_id
 from tests.trust.in_process import InProcessHost, Trainer, in_process_host
 
 NO_PART = "the ranks did not meet at one step"
@@ -104,7 +105,7 @@ def kinds_of(
     """The kinds of the notices that these are posted as."""
     before = host.state.notices.count
     for step, status, reason in ends:
-        retention.on_outcome(effects.ReportOutcome(CheckpointId(step, 1), status, reason, is_due))
+        retention.on_outcome(effects.ReportOutcome(checkpoint_id(step), status, reason, is_due))
     count = host.state.notices.count - before
     return [notice.kind for notice in list(host.state.notices._notices)[-count:]] if count else []
 
@@ -130,7 +131,7 @@ def test_what_was_deleted_or_left_behind_is_not_called_dropped(
 ) -> None:
     assert kinds_of(host, retention, (3, CheckpointStatus.DROPPED, DELETED)) == ["deleted"]
     retention.on_outcome(
-        effects.ReportOutcome(CheckpointId(3, 0), CheckpointStatus.DROPPED, "an abandoned branch")
+        effects.ReportOutcome(checkpoint_id(3, 0), CheckpointStatus.DROPPED, "an abandoned branch")
     )
     assert host.state.notices._notices[-1].kind == "left behind"
 
@@ -141,7 +142,7 @@ def test_a_part_that_is_gone_at_its_source_is_reported_only_if_it_is_still_wante
     storage_worker = StorageWorker(
         host.state, PeerDirectory("run", host.clock), lambda manifest, secs: None
     )
-    pull = effects.Pull(CheckpointId(1, 1), 0, 2, "host-b")
+    pull = effects.Pull(checkpoint_id(1), 0, 2, "host-b")
     gone = ObjectNotFoundError("status 404")
     assert storage_worker._may_be_recycled(pull, gone)
     assert not storage_worker._may_be_recycled(pull, gone)

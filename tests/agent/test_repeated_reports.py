@@ -10,7 +10,7 @@ import pytest
 from holdfast.agent.protocol import Notice, Watch
 from holdfast.coordination.effects import Reached
 from holdfast.coordination.messages import CheckpointStatus
-from holdfast.format.names import CheckpointId
+from tests.attempts import checkpoint_id
 from tests.engine.making import memory_folder
 from tests.hosts import events
 from tests.trust.in_process import InProcessHost, in_process_host
@@ -26,8 +26,8 @@ def agent() -> Iterator[InProcessHost]:
 def test_the_status_of_a_checkpoint_is_one_event(agent: InProcessHost) -> None:
     assert agent.service is not None
     for status in (CheckpointStatus.COMPLETE, CheckpointStatus.FAILED) * 2:
-        agent.service._on_effect(Reached(CheckpointId(7, 1), status, True, "no room"))
-    agent.service._on_effect(Reached(CheckpointId(8, 1), CheckpointStatus.FAILED, True, "no room"))
+        agent.service._on_effect(Reached(checkpoint_id(7), status, True, "no room"))
+    agent.service._on_effect(Reached(checkpoint_id(8), CheckpointStatus.FAILED, True, "no room"))
     agent.state.events.close()
     found = sorted((e["event"], e["step"]) for e in events(agent.run, "sealed", "failed"))
     assert found == [("failed", 7), ("failed", 8), ("sealed", 7)]

@@ -25,16 +25,16 @@ from holdfast.clock import SystemClock
 from holdfast.coordination.messages import Held
 from holdfast.coordination.survivability import HostSeen, Known, Lead
 from holdfast.errors import InvalidArgumentError
-from holdfast.format.names import CheckpointId
 from holdfast.peers.address import PeerAddress
 from holdfast.peers.config import LOOPBACK, listen
 from holdfast.peers.directory import PeerDirectory
 from holdfast.peers.server import PeerServer, ServedRun
+from tests.attempts import checkpoint_id
 from tests.engine.making import memory_folder
 from tests.engine.stores import ram
 from tests.peers import RUN, TOKEN, listening, scripted
 
-CHECKPOINT = CheckpointId(8, 1)
+CHECKPOINT = checkpoint_id(8)
 
 
 def status(host: str, rank: int, **changed: object) -> HostStatus:

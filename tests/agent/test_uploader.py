@@ -38,6 +38,7 @@ from holdfast.policy.save_decision_policy import (
 from holdfast.store.contract import StoredObject
 from holdfast.store.disk import DiskStore
 from holdfast.testing.failing import CHANGES, FailingFileSystem, FailurePlan, Fault
+from tests.attempts import checkpoint_id
 from tests.engine.making import memory_folder
 from tests.hosts import events, wait_until
 from tests.trust.in_process import (
@@ -275,7 +276,7 @@ def test_an_attempt_that_the_remote_tier_alone_knows_fences_this_one(rig: Rig) -
     rig.act()
     start = AttemptStart(
         run_id=RUN_ID,
-        origin=CheckpointId(1, 1),
+        origin=checkpoint_id(1),
         host="elsewhere",
         pid=1,
         time=rig.host.clock.now(),
@@ -313,7 +314,7 @@ def test_an_attempt_that_began_in_the_remote_tier_fences_one_that_uploads_nothin
     def begin(number: int) -> None:
         start = AttemptStart(
             run_id=RUN_ID,
-            origin=CheckpointId(1, 1),
+            origin=checkpoint_id(1),
             host="elsewhere",
             pid=1,
             time=rig.host.clock.now(),

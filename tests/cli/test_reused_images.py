@@ -13,7 +13,7 @@ from holdfast.engine.lifecycle.catalog import list_checkpoints
 from holdfast.engine.lifecycle.references import remove_durable
 from holdfast.engine.lifecycle.run import create_run
 from holdfast.errors import StepNotFoundError
-from holdfast.format.names import CheckpointId
+from tests.attempts import checkpoint_id
 from tests.cli.command_line import answer, holdfast
 from tests.engine.making import RUN_ID, TIME, Made, begin, disk, flip_bit, random_array
 from tests.engine.reusing import Chain
@@ -84,7 +84,7 @@ def test_a_folder_that_only_holds_images_for_later_checkpoints_is_no_checkpoint(
     one_host: Host, run: Path
 ) -> None:
     store = disk(run)
-    remove_durable(store, list_checkpoints(store), [CheckpointId(10, 1)])
+    remove_durable(store, list_checkpoints(store), [checkpoint_id(10)])
     assert [path.name for path in reused(run).parent.iterdir()] == [reused(run).name]
     found = answer(one_host, "ls", run)
     assert ([row["step"] for row in found["checkpoints"]], found["count"]) == ([11, 12], 2)

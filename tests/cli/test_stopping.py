@@ -12,7 +12,7 @@ from holdfast.cli.stop import _check_nothing_lost
 from holdfast.clock import SystemClock
 from holdfast.engine.lifecycle.attempts import AttemptStart, begin_attempt
 from holdfast.errors import SaveFailedError
-from holdfast.format.names import CheckpointId
+from tests.attempts import checkpoint_id
 from tests.trust.in_process import RUN_ID, in_process_host
 
 
@@ -62,7 +62,7 @@ def test_only_a_newest_checkpoint_of_the_timeline_that_is_not_durable_is_lost(
         with pytest.raises(SaveFailedError, match=r"step 20 \(attempt 1\) was not made durable"):
             _check_nothing_lost(ended(host.run, (1, 10), (1, 20)), clock)
         # Another host's attempt has gone on from step 10.
-        origin = CheckpointId(10, 1)
+        origin = checkpoint_id(10)
         start = AttemptStart(
             run_id=RUN_ID, origin=origin, host="host-b", pid=1, time=host.clock.now()
         )

@@ -10,9 +10,10 @@ from holdfast.cli.findings import Copy
 from holdfast.cli.main import main
 from holdfast.cli.verify import merged
 from holdfast.engine.reading.verify import BlockCheck
-from holdfast.format.names import CheckpointId, attempt_keys, manifest_key
+from holdfast.format.names import attempt_keys, manifest_key
 from holdfast.format.records import Manifest, PartRecord
 from holdfast.format.sealed import FORMAT_VERSION, seal, unseal
+from tests.attempts import checkpoint_id
 from tests.cli.command_line import answer, holdfast, train
 from tests.hosts import Host, host
 from tests.manifests import manifest_path
@@ -85,7 +86,7 @@ DAMAGES: list[tuple[str, Callable[[Path], None]]] = [
     ("checkpoints/000000002.1/" + IMAGE, Path.unlink),
     ("checkpoints/000000003.1/" + PART, lambda path: flip(path, 50)),
     ("checkpoints/000000004.1/" + PART, Path.unlink),
-    (manifest_key(CheckpointId(5, 1)), lambda path: flip(path, 50)),
+    (manifest_key(checkpoint_id(5)), lambda path: flip(path, 50)),
     ("attempts/000000001.json", lambda path: flip(path, 50)),
 ]
 

@@ -13,7 +13,7 @@ from holdfast.coordination.host_inventory import HostInventory
 from holdfast.coordination.messages import CheckpointStatus, Command, PullOrder, TargetKind
 from holdfast.coordination.settings import Settings
 from holdfast.coordination.turn import Turn
-from holdfast.format.names import CheckpointId
+from tests.attempts import checkpoint_id
 from tests.coordination.cases import make, reached, running, until
 from tests.coordination.jobs import survives
 from tests.coordination.world import World
@@ -27,7 +27,7 @@ def test_one_host_sends_no_message_and_saves_the_very_next_step() -> None:
     world.wish(job.leader, TargetKind.DURABLE)
     assert world.hosts[job.leader].cells[TargetKind.DURABLE] == highest + 1
     until(world, lambda: reached(world, CheckpointStatus.COMMITTED))
-    assert list(world.storage.manifests) == [CheckpointId(highest + 1, 1)]
+    assert list(world.storage.manifests) == [checkpoint_id(highest + 1)]
     assert world.network.sent == 0
 
 
@@ -215,7 +215,7 @@ def test_a_notice_on_one_host_stops_all_ranks_at_one_step(window: int, agent_die
         world.hosts[job.leader].start_agent()
     until(world, lambda: job.is_over)
     (step,) = {t.step for t in job.trainers}
-    until(world, lambda: CheckpointId(step, 1) in world.storage.manifests)
+    until(world, lambda: checkpoint_id(step) in world.storage.manifests)
 
 
 def test_no_rank_stops_at_a_target_that_is_refused_elsewhere() -> None:
@@ -365,7 +365,7 @@ def test_an_agent_that_starts_anew_gives_nothing_up_before_it_has_looked_into_st
     until(world, lambda: world.oracle.commits >= 2)
     host = world.hosts[job.leader]
     host.kill_agent()
-    older = CheckpointId(2, 1)
+    older = checkpoint_id(2)
     host.hold(older, 0, 1, is_own=True)
     host.start_agent()
     assert older in host.ram
@@ -526,7 +526,7 @@ def test_what_a_lost_host_wrote_while_it_was_cut_off_is_looked_for_before_a_drop
     until(world, lambda: reached(world, CheckpointStatus.COMMITTED))
     world.restarts = False
     world.network.cut = cut_off(world, "h0001")
-    checkpoint = CheckpointId(20, 1)
+    checkpoint = checkpoint_id(20)
     until(world, lambda: 1 in world.storage.parts.get(checkpoint, {}))
     assert checkpoint not in world.storage.manifests
     world.hosts["h0001"].crash()
@@ -537,7 +537,7 @@ def test_what_a_lost_host_wrote_while_it_was_cut_off_is_looked_for_before_a_drop
 
 def test_a_pull_that_failed_is_not_tried_again_before_new_orders() -> None:
     inventory, turn = HostInventory(Settings()), Turn("a", 0.0, fa.Published())
-    checkpoint = CheckpointId(1, 1)
+    checkpoint = checkpoint_id(1)
     command = Command(pulls=(PullOrder(checkpoint, 2, ((1, 1),), "b"),))
 
     def pulls(at_secs: float) -> int:

@@ -17,7 +17,7 @@ from holdfast.coordination.inputs import PartSealed, Published
 from holdfast.coordination.messages import CheckpointStatus, CheckpointVerdict, Command, Held
 from holdfast.coordination.settings import Settings
 from holdfast.coordination.turn import Turn
-from holdfast.format.names import CheckpointId
+from tests.attempts import checkpoint_id
 from tests.coordination.oracle import BrokenPromiseError
 from tests.coordination.rules import BREACHES
 from tests.coordination.world import Shape, World
@@ -148,7 +148,7 @@ def test_what_is_given_up_without_a_final_verdict_ends_its_save(
     is_due: bool, status: CheckpointStatus, told: CheckpointStatus
 ) -> None:
     inventory, turn = HostInventory(Settings()), Turn("a", 0.0, Published())
-    one = CheckpointId(1, 1)
+    one = checkpoint_id(1)
     inventory.note_sealed(
         turn, PartSealed(rank=0, id=one, part_count=2, in_ram=True, is_due=is_due)
     )
@@ -161,7 +161,7 @@ def test_what_is_given_up_without_a_final_verdict_ends_its_save(
 def test_an_open_checkpoint_is_not_forgotten_by_a_leader_that_may_not_recycle() -> None:
     table = CheckpointTable(1, {})
     table.required, table.preserved, table.domains = 1, frozenset(), {"a": "a", "b": "b"}
-    old, new = CheckpointId(1, 1), CheckpointId(2, 1)
+    old, new = checkpoint_id(1), checkpoint_id(2)
     held = Held(old, 2, is_due=False, own=((0, 1),), replicas=(), written=())
     whole = Held(new, 1, is_due=False, own=((0, 1),), replicas=(), written=())
     table.apply_report("b", {}, {old: held})

@@ -22,11 +22,12 @@ from holdfast.coordination.messages import CheckpointStatus, Command, Held, Writ
 from holdfast.coordination.settings import TRIES_MAX, Settings
 from holdfast.coordination.turn import Turn
 from holdfast.format.names import CheckpointId
+from tests.attempts import checkpoint_id
 
 SETTINGS = Settings()
 FAILED_SECS = TRIES_MAX * SETTINGS.storage_retry_secs
 COUNT = 12
-IDS = [CheckpointId(step, 1) for step in range(COUNT)]
+IDS = [checkpoint_id(step) for step in range(COUNT)]
 
 
 class Disk:

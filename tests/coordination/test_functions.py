@@ -33,7 +33,7 @@ from holdfast.coordination.replica_placement import (
 )
 from holdfast.coordination.restart_point import choose_checkpoint, limits_after
 from holdfast.errors import InvalidArgumentError
-from holdfast.format.names import CheckpointId
+from tests.attempts import checkpoint_id
 
 
 @given(st.sets(st.integers(0, 300)))
@@ -123,7 +123,7 @@ def test_what_is_due_keeps_its_ram_on_a_host_that_was_silent_for_a_while() -> No
     table.required, table.may_recycle, table.preserved = 1, True, frozenset()
     table.domains["a"] = "a"
     older, newer = (
-        Held(CheckpointId(step, 1), 1, is_due=True, own=((0, 1),), replicas=(), written=())
+        Held(checkpoint_id(step), 1, is_due=True, own=((0, 1),), replicas=(), written=())
         for step in (10, 20)
     )
     held = {older.id: older, newer.id: newer}
@@ -161,7 +161,7 @@ def state(*held: tuple[int, int, int, set[int]]) -> HostState:
         group="",
         domain="d",
         held=tuple(
-            Held(CheckpointId(step, attempt), count, False, runs_of(ranks), (), ())
+            Held(checkpoint_id(step, attempt), count, False, runs_of(ranks), (), ())
             for step, attempt, count, ranks in held
         ),
     )
@@ -173,7 +173,7 @@ def listing(limits: dict[int, int], **more: object) -> DurableListed:
 
 
 def test_the_newest_whole_checkpoint_of_ram_peers_and_the_durable_tier_is_chosen() -> None:
-    whole = CheckpointId(30, 1)
+    whole = checkpoint_id(30)
     durable = listing({1: 10**15}, parts={whole: Listed(part_count=3, ranks=frozenset({2}))})
     states = [state((30, 1, 3, {0}), (40, 1, 3, {0})), state((30, 1, 3, {1}), (40, 1, 3, {1}))]
     assert choose_checkpoint(states, durable) == whole
@@ -187,9 +187,9 @@ def test_parts_of_two_part_counts_are_never_put_together() -> None:
 
 def test_what_lies_off_the_timeline_is_not_chosen() -> None:
     states = [state((70, 1, 1, {0}), (50, 1, 1, {0}))]
-    limits = limits_after({1: 10**15}, 2, CheckpointId(50, 1), 10**15)
+    limits = limits_after({1: 10**15}, 2, checkpoint_id(50), 10**15)
     assert limits == {1: 50, 2: 10**15}
-    assert choose_checkpoint(states, listing(limits)) == CheckpointId(50, 1)
+    assert choose_checkpoint(states, listing(limits)) == checkpoint_id(50)
 
 
 def a_report(**changes: object) -> Report:
@@ -239,7 +239,7 @@ BAD = {
             origin=None,
             rank_count=1,
             successors=("a",),
-            command=Command(writes=(WriteOrder(CheckpointId(1, 1), ((0, 10**9),), 0),)),
+            command=Command(writes=(WriteOrder(checkpoint_id(1), ((0, 10**9),), 0),)),
         )
     ),
     "too long": b" " * (4 * 1024 * 1024 + 1),
@@ -273,7 +273,7 @@ def test_a_share_that_failed_after_a_leader_before_had_begun_it_anew_counts_as_f
     table = CheckpointTable(2, {})
     table.required, table.may_recycle, table.preserved = 1, True, frozenset()
     table.domains["a"] = table.domains["b"] = "d"
-    step = CheckpointId(10, 1)
+    step = checkpoint_id(10)
     parts = {
         host: Held(step, 2, is_due=True, own=((rank, 1),), replicas=(), written=(), **failed)
         for rank, (host, failed) in enumerate(

@@ -24,7 +24,7 @@ from holdfast.coordination.messages import (
 from holdfast.coordination.node import Node
 from holdfast.coordination.settings import Settings
 from holdfast.coordination.turn import AgentIdentity
-from holdfast.format.names import CheckpointId
+from tests.attempts import checkpoint_id
 
 NOTHING = fa.Published()
 
@@ -34,7 +34,7 @@ def a_member() -> Node:
     machine = Node(
         AgentIdentity(run="run", host="b", domain="b", incarnation=7, settings=Settings())
     )
-    held = CheckpointId(50, 1)
+    held = checkpoint_id(50)
     listed = fa.Listed(part_count=2, ranks=frozenset({1}))
     machine.handle(fa.Found(ram={held: listed}), 0.0, NOTHING)
     joined = fa.RankJoined(group="g2", rank=1, rank_count=2, leader="a")
@@ -52,7 +52,7 @@ def orders(
     run: str = "run",
     pulls: tuple[PullOrder, ...] = (),
 ) -> Orders:
-    verdict = CheckpointVerdict(CheckpointId(50, 1), CheckpointStatus.PROTECTED, drop)
+    verdict = CheckpointVerdict(checkpoint_id(50), CheckpointStatus.PROTECTED, drop)
     return Orders(
         run=run,
         attempt=attempt,
@@ -62,7 +62,7 @@ def orders(
         seq=seq,
         version=seq,
         ack=0,
-        origin=CheckpointId(50, 1),
+        origin=checkpoint_id(50),
         rank_count=2,
         successors=("a", "b"),
         command=Command(targets=(), verdicts=(verdict,), pulls=pulls),
@@ -115,7 +115,7 @@ def test_a_host_that_hears_of_a_newer_attempt_fences_its_trainers_and_serves_no_
     assert [e.attempt for e in done if isinstance(e, ef.Fenced)] == [3]
     assert not machine.serves(2)
     assert machine.serves(3)
-    sealed = fa.PartSealed(rank=1, id=CheckpointId(60, 2), part_count=2, in_ram=True, is_due=True)
+    sealed = fa.PartSealed(rank=1, id=checkpoint_id(60, 2), part_count=2, in_ram=True, is_due=True)
     late = machine.handle(sealed, 0.3, NOTHING)
     assert [e.id.step for e in drops(late) if isinstance(e, ef.Drop)] == [60]
 

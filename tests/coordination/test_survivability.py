@@ -17,7 +17,7 @@ from holdfast.coordination.survivability import (
     outlook,
     standings,
 )
-from holdfast.format.names import CheckpointId
+from tests.attempts import checkpoint_id
 from tests.coordination.jobs import survives
 from tests.coordination.test_cases import make, reached, running, until
 
@@ -26,7 +26,7 @@ DOMAINS = {"a": "rack-1", "b": "rack-1", "c": "rack-2"}
 
 def known(step: int, *durable: int, is_committed: bool = False) -> Known:
     return Known(
-        id=CheckpointId(step, 1),
+        id=checkpoint_id(step),
         part_count=2,
         durable=runs_of(durable),
         is_committed=is_committed,
@@ -40,12 +40,12 @@ def lead(*checkpoints: Known, committed: int | None = None) -> Lead:
         rank_count=2,
         hosts=(),
         known=checkpoints,
-        newest_committed=CheckpointId(committed, 1) if committed is not None else None,
+        newest_committed=checkpoint_id(committed) if committed is not None else None,
     )
 
 
 def held(step: int, *ranks: int, part_count: int = 2) -> Held:
-    return Held(CheckpointId(step, 1), part_count, False, runs_of(ranks), (), ())
+    return Held(checkpoint_id(step), part_count, False, runs_of(ranks), (), ())
 
 
 def found(lead: Lead, **holds: list[Held]) -> list[tuple[int, bool, bool, int, int | None]]:

@@ -39,6 +39,7 @@ from holdfast.format.records import (
 )
 from holdfast.store.contract import Store
 from holdfast.store.disk import DiskStore
+from tests.attempts import checkpoint_id
 
 RUN_ID = "0123456789abcdef0123456789abcdef"
 TIME = datetime(2026, 8, 1, 12, 0, tzinfo=UTC)
@@ -87,7 +88,7 @@ def same_bits(one: np.ndarray, other: np.ndarray) -> bool:
 class Made:
     """A checkpoint that was or will be saved: its arrays and their specs."""
 
-    id: CheckpointId = field(default_factory=lambda: CheckpointId(10, 1))
+    id: CheckpointId = field(default_factory=lambda: checkpoint_id(10))
     part_count: int = 1
     arrays: dict[tuple, np.ndarray] = field(default_factory=dict)
     specs: list[ArraySpec] = field(default_factory=list)

@@ -24,14 +24,15 @@ from holdfast.errors import (
     NotARunError,
     ObjectNotFoundError,
 )
-from holdfast.format.names import RUN_FILE, STEP_MAX, CheckpointId, attempt_keys
+from holdfast.format.names import RUN_FILE, STEP_MAX, attempt_keys
 from holdfast.format.records import AttemptRecord, RunRecord
 from holdfast.format.sealed import seal
 from holdfast.format.timeline import last_steps
 from holdfast.store.disk import DiskStore
+from tests.attempts import checkpoint_id
 from tests.engine.making import RUN_ID, TIME, begin, disk, flip_bit
 
-START = AttemptStart(run_id=RUN_ID, origin=CheckpointId(7, 1), host="h", pid=3, time=TIME)
+START = AttemptStart(run_id=RUN_ID, origin=checkpoint_id(7), host="h", pid=3, time=TIME)
 
 
 def test_attempts_are_numbered_from_1_and_say_where_they_began(durable: DiskStore) -> None:

@@ -7,6 +7,7 @@ import pytest
 from holdfast.engine.lifecycle.catalog import has_all_parts, list_checkpoints
 from holdfast.format.names import CheckpointId
 from holdfast.store.disk import DiskStore
+from tests.attempts import checkpoint_id
 from tests.engine.making import Made, random_array
 
 PART = "part-00000-of-00001.json"
@@ -49,7 +50,7 @@ def test_names_that_are_no_checkpoints_are_ignored(durable: DiskStore) -> None:
 def test_a_listing_is_by_step_then_attempt(durable: DiskStore) -> None:
     ids = [(20, 1), (3, 2), (3, 10), (10**12, 1), (0, 1), (3, 1)]
     for step, attempt in ids:
-        Made(id=CheckpointId(step, attempt)).write(durable)
+        Made(id=checkpoint_id(step, attempt)).write(durable)
     assert list(list_checkpoints(durable)) == [CheckpointId(*i) for i in sorted(ids)]
 
 

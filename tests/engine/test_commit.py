@@ -16,8 +16,9 @@ from holdfast.engine.lifecycle.commit import check_not_fenced, commit, remove
 from holdfast.engine.lifecycle.recovery import recover
 from holdfast.engine.reading.restore import fill_targets
 from holdfast.errors import CheckpointDamagedError, FencedError, ObjectNotFoundError, StorageError
-from holdfast.format.names import CheckpointId, checkpoint_folder, manifest_key, part_key
+from holdfast.format.names import checkpoint_folder, manifest_key, part_key
 from holdfast.store.disk import DiskStore
+from tests.attempts import checkpoint_id
 from tests.engine.making import Made, begin, disk, flip_bit, random_array, sources_of
 from tests.engine.stores import POINTS, DiedError, DyingStore
 from tests.engine.test_restore import assert_filled, whole_targets
@@ -26,7 +27,7 @@ RANKS = 2
 
 
 def made_at(step: int, attempt: int = 1, part_count: int = RANKS) -> Made:
-    made = Made(id=CheckpointId(step, attempt), part_count=part_count)
+    made = Made(id=checkpoint_id(step, attempt), part_count=part_count)
     owners = tuple((rank, 1) for rank in range(part_count))
     made.add(("w",), random_array((part_count, 5), "float32", step), (1, 5), owners)
     return made

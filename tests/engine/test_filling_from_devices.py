@@ -26,11 +26,11 @@ from holdfast.engine.saving.part_writer import PartWriter
 from holdfast.engine.saving.slots import SlotFill
 from holdfast.errors import DeviceError, StorageError
 from holdfast.format.digests import BLOCK_SIZE_BYTES, digest
-from holdfast.format.names import CheckpointId
 from holdfast.manager.planning import Planner, Taking
 from holdfast.store.ram import RamStore
 from holdfast.store.slots import SLOTS, SlotPool
 from holdfast.testing.stand_in_device import StandInDevice
+from tests.attempts import checkpoint_id
 from tests.engine.making import memory_folder
 from tests.hosts import wait_until
 from tests.trust.in_process import RUN_ID, StepClock
@@ -71,7 +71,7 @@ def rig() -> Iterator[Rig]:
         pool = SlotPool(root, None, SystemClock())
         store = RamStore(root, pool.reserve, SystemClock())
         snapshot = JaxFramework().snapshot(state)
-        taking = Taking(id=CheckpointId(1, 1), time=datetime(2026, 8, 1, tzinfo=UTC), metrics=None)
+        taking = Taking(id=checkpoint_id(1), time=datetime(2026, 8, 1, tzinfo=UTC), metrics=None)
         plan = Planner(RUN_ID, 0, 1).plan(snapshot, taking)
         yield Rig(device, store, pool, root, snapshot, plan, state, FastClock())
         store.close()

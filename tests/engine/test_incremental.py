@@ -24,6 +24,7 @@ from holdfast.format.layout import Chunk
 from holdfast.format.names import CheckpointId
 from holdfast.format.ranges import members
 from holdfast.store.ram import RamStore
+from tests.attempts import checkpoint_id
 from tests.engine.making import Made, random_array
 
 MIB = 1 << 20
@@ -38,7 +39,7 @@ class Run:
 
     def __init__(self, store: RamStore, *sizes_bytes: int) -> None:
         self.store = store
-        self.made = Made(id=CheckpointId(0, 1))
+        self.made = Made(id=checkpoint_id(0))
         for number, size in enumerate(sizes_bytes):
             self.made.add((f"a{number}",), random_array((size,), "uint8", number))
         self.objects = [Object() for _ in sizes_bytes]
@@ -145,7 +146,7 @@ def test_an_object_that_is_gone_is_the_same_as_none(memory: RamStore) -> None:
     assert choose(run.plan(), run.last, marks, run.made.chunk_bytes) == PartImages(
         own=run.plan().layout
     )
-    run.made.id = CheckpointId(9, 1)
+    run.made.id = checkpoint_id(9)
     assert choose(run.plan(), run.last, [None], run.made.chunk_bytes) == PartImages(
         own=run.plan().layout
     )
@@ -188,10 +189,10 @@ def test_no_more_images_are_reused_than_a_handful_the_most_used_ones(memory: Ram
 def test_an_older_or_another_part_keeps_nothing(memory: RamStore) -> None:
     run = Run(memory, 4 * MIB)
     run.save()
-    for one in (CheckpointId(1, 1), CheckpointId(0, 1), CheckpointId(5, 2)):
+    for one in (checkpoint_id(1), checkpoint_id(0), checkpoint_id(5, 2)):
         run.made.id = one
         assert choose(run.plan(), run.last, run.marks, run.made.chunk_bytes).reused == ()
-    run.made.id = CheckpointId(5, 1)
+    run.made.id = checkpoint_id(5)
     assert choose(run.plan(), run.last, run.marks, run.made.chunk_bytes).reused != ()
     run.layout = run.made.plan(0).layout
     assert choose(run.plan(), run.last, run.marks, run.made.chunk_bytes).reused == ()

@@ -15,19 +15,20 @@ from holdfast.engine.reading.view import newest_view_of, view_of
 from holdfast.format.names import CheckpointId, attempt_keys, manifest_key
 from holdfast.format.timeline import on_timeline
 from holdfast.store.disk import DiskStore
+from tests.attempts import checkpoint_id
 from tests.engine.making import Made, begin, flip_bit, random_array
 from tests.engine.test_attempts import START
 
 
 def made(step: int, attempt: int = 1) -> Made:
-    one = Made(id=CheckpointId(step, attempt))
+    one = Made(id=checkpoint_id(step, attempt))
     one.add(("w",), random_array((4,), "float32", step))
     return one
 
 
 def put_manifests(store: DiskStore, *ids: tuple[int, int]) -> None:
     for step, attempt in ids:
-        store.put(manifest_key(CheckpointId(step, attempt)), b"{}")
+        store.put(manifest_key(checkpoint_id(step, attempt)), b"{}")
 
 
 @pytest.mark.parametrize("seed", range(20))

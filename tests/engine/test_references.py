@@ -21,13 +21,14 @@ from holdfast.errors import CheckpointDamagedError, NewerFormatError
 from holdfast.format.names import CheckpointId, image_key, manifest_key, part_key
 from holdfast.store.disk import DiskStore
 from holdfast.store.ram import RamStore
+from tests.attempts import checkpoint_id
 from tests.engine.making import RUN_ID, TIME, Made, begin, disk, flip_bit, random_array
 from tests.engine.reusing import Chain
 from tests.engine.stores import POINTS, DiedError, DyingStore
 from tests.engine.test_reused_images import assert_reads, persist
 
 BASE, HEAD = ("base",), ("head",)
-FIRST, SECOND, THIRD = (CheckpointId(step, 1) for step in (1, 2, 3))
+FIRST, SECOND, THIRD = (checkpoint_id(step) for step in (1, 2, 3))
 IMAGE = image_key(FIRST, 0, 1)
 
 

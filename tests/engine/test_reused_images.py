@@ -24,13 +24,14 @@ from holdfast.engine.saving.part_layouts import PartLayouts
 from holdfast.engine.transfer.copy import copy_part
 from holdfast.errors import CheckpointDamagedError, HoldfastError, StorageError
 from holdfast.format.check import CHUNK_COUNT_MAX
-from holdfast.format.names import CheckpointId, image_key, manifest_key, part_key, reused_image_key
+from holdfast.format.names import image_key, manifest_key, part_key, reused_image_key
 from holdfast.format.placement import RestoreTarget
 from holdfast.format.records import Manifest, PartRecord, ReusedImage
 from holdfast.format.sealed import record_digest, seal, unseal
 from holdfast.store.contract import Store
 from holdfast.store.disk import DiskStore
 from holdfast.store.ram import RamStore
+from tests.attempts import checkpoint_id
 from tests.engine.making import (
     Made,
     checkpoints,
@@ -117,7 +118,7 @@ def _remove(store: Store, one: Made) -> None:
 
 def _begun() -> Made:
     """One rank: an array of three blocks that stays, and a small one that changes."""
-    made = Made(id=CheckpointId(1, 1))
+    made = Made(id=checkpoint_id(1))
     made.add(FROZEN, random_array((2 * BLOCK + 128,), "uint8", 1))
     made.add(TUNED, random_array((1000,), "float32", 2))
     return made
@@ -136,8 +137,8 @@ def chain(memory: RamStore) -> Chain:
 def reused_path(store: DiskStore | RamStore, made: Made, origin: int = 1) -> Path:
     """Where the image that `made` reuses is: in RAM under a name of its own."""
     if isinstance(store, RamStore):
-        return store.root / reused_image_key(made.id, 0, 1, CheckpointId(origin, 1))
-    return store.root / image_key(CheckpointId(origin, 1), 0, 1)
+        return store.root / reused_image_key(made.id, 0, 1, checkpoint_id(origin))
+    return store.root / image_key(checkpoint_id(origin), 0, 1)
 
 
 def test_what_stays_is_written_once_in_every_tier(
@@ -166,7 +167,7 @@ def test_where_the_origin_was_never_durable_the_reused_image_is_copied_from_ram(
     chain.go_on(memory, [TUNED], 4)
     watched = WatchingStore(memory)
     persist(watched, durable, chain.made[3])
-    reused = reused_image_key(chain.made[3].id, 0, 1, CheckpointId(1, 1))
+    reused = reused_image_key(chain.made[3].id, 0, 1, checkpoint_id(1))
     assert reused not in {key for key, _, _ in watched.reads}
     assert not list_checkpoints(durable)[chain.made[0].id].has_records
     assert_reads(chain.made[3], durable)
@@ -239,7 +240,7 @@ def test_a_bad_block_of_a_reused_image_is_told_by_its_own_file_and_read_elsewher
         persist(memory, durable, one)
     start = 4096 + block * BLOCK
     flip_bit(reused_path(memory, made), 8 * (start + 60))
-    key = reused_image_key(made.id, 0, 1, CheckpointId(1, 1))
+    key = reused_image_key(made.id, 0, 1, checkpoint_id(1))
     sources = sources_of(made.id, memory, durable)
     bad = [(c.tier, c.key, c.start_bytes) for c in verify(sources) if c.problem]
     assert bad == [("ram", key, start)]
@@ -383,7 +384,7 @@ def test_a_record_with_another_number_of_reused_images_is_refused(
 
 def test_an_unreadable_part_stops_no_listing(chain: Chain, memory: RamStore) -> None:
     made = chain.made[2]
-    memory.delete(reused_image_key(made.id, 0, 1, CheckpointId(1, 1)))
+    memory.delete(reused_image_key(made.id, 0, 1, checkpoint_id(1)))
     with pytest.raises(HoldfastError, match="is missing"):
         sources_of(made.id, memory)
     assert_reads(chain.made[1], memory)

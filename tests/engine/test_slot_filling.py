@@ -23,13 +23,13 @@ from holdfast.engine.saving.slots import CACHED_SIZE_BYTES, SlotFill, digests_of
 from holdfast.errors import StorageError
 from holdfast.format.digests import BLOCK_SIZE_BYTES
 from holdfast.format.layout import Chunk, image_layout
-from holdfast.format.names import CheckpointId
 from holdfast.format.records import ArraySpec, CheckpointSpec
 from holdfast.store.disk import DiskStore
 from holdfast.store.ram import RamStore, SlotWriter
+from tests.attempts import checkpoint_id
 from tests.engine.making import RUN_ID, TIME, random_array
 
-ID = CheckpointId(4, 1)
+ID = checkpoint_id(4)
 SHAPES = {"big": (5, 1 << 20), "small": (7,), "none": (0, 3), "wide": (3, 700_001)}
 ARRAYS = {
     name: random_array(shape, "float32", seed) for seed, (name, shape) in enumerate(SHAPES.items())

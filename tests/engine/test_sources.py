@@ -11,12 +11,13 @@ from holdfast.engine.reading.sources import find_sources, is_sound, readable
 from holdfast.engine.saving.part_layouts import PartLayouts
 from holdfast.engine.transfer.copy import copy_part
 from holdfast.errors import CheckpointDamagedError, NewerFormatError, StepUncommittedError
-from holdfast.format.names import CheckpointId, image_key, manifest_key, part_key
+from holdfast.format.names import image_key, manifest_key, part_key
 from holdfast.format.records import Manifest, PartRecord
 from holdfast.format.sealed import seal, unseal
 from holdfast.store.contract import Store
 from holdfast.store.disk import DiskStore
 from holdfast.store.ram import RamStore
+from tests.attempts import checkpoint_id
 from tests.engine.making import Made, flip_bit, random_array, sources_of
 from tests.engine.test_restore import assert_filled, whole_targets
 
@@ -91,7 +92,7 @@ def test_a_part_that_is_missing_everywhere_makes_it_uncommitted(
 
 def test_a_checkpoint_that_nobody_has_is_uncommitted(durable: DiskStore) -> None:
     with pytest.raises(StepUncommittedError):
-        find_sources(CheckpointId(5, 1), [durable], listings(durable))
+        find_sources(checkpoint_id(5), [durable], listings(durable))
 
 
 @pytest.mark.parametrize("what", ["cut", "flipped", "empty"])
@@ -123,7 +124,7 @@ def test_a_damaged_manifest_does_not_hide_what_is_complete_in_ram(
 
 def test_a_manifest_of_another_checkpoint_is_damaged(made: Made, durable: DiskStore) -> None:
     made.save(durable)
-    other = Made(id=CheckpointId(20, 1), part_count=2, arrays=made.arrays, specs=made.specs)
+    other = Made(id=checkpoint_id(20), part_count=2, arrays=made.arrays, specs=made.specs)
     other.save(durable)
     data = durable.get(manifest_key(other.id))
     durable.put(manifest_key(made.id), data)
@@ -139,7 +140,7 @@ def test_a_manifest_of_a_newer_format_is_told_as_newer(made: Made, durable: Disk
 
 
 @pytest.mark.parametrize(
-    "key", [part_key(CheckpointId(10, 1), 1, 2), image_key(CheckpointId(10, 1), 1, 2)]
+    "key", [part_key(checkpoint_id(10), 1, 2), image_key(checkpoint_id(10), 1, 2)]
 )
 def test_a_committed_part_that_is_gone_is_damage(made: Made, durable: DiskStore, key: str) -> None:
     made.save(durable)
@@ -198,7 +199,7 @@ def test_checkpoints_are_readable_in_order_and_only_whole_ones(
 ) -> None:
     def at(step: int, attempt: int) -> Made:
         return Made(
-            id=CheckpointId(step, attempt), part_count=2, arrays=made.arrays, specs=made.specs
+            id=checkpoint_id(step, attempt), part_count=2, arrays=made.arrays, specs=made.specs
         )
 
     at(30, 1).save(durable)
@@ -207,7 +208,7 @@ def test_checkpoints_are_readable_in_order_and_only_whole_ones(
     at(40, 1).write(memory, [0])
     at(10, 1).write(durable, [1])
     assert readable(listings(memory, durable)) == [
-        CheckpointId(20, 1),
-        CheckpointId(20, 2),
-        CheckpointId(30, 1),
+        checkpoint_id(20),
+        checkpoint_id(20, 2),
+        checkpoint_id(30),
     ]

@@ -22,7 +22,7 @@ from holdfast.engine.saving.part import PartPlan
 from holdfast.engine.saving.part_writer import write_part
 from holdfast.format.grid import slices_within
 from holdfast.format.layout import Chunk, image_layout
-from holdfast.format.names import CheckpointId
+from holdfast.format.names import AttemptId, CheckpointId
 from holdfast.format.records import (
     ArraySpec,
     CheckpointSpec,
@@ -38,7 +38,8 @@ from tests.engine.reusing import images_reusing
 
 RUN_ID = "5f2b8c1e9d3a47f0a6b1c2d3e4f50617"
 TIME = datetime(2026, 8, 1, 12, 0, tzinfo=UTC)
-FIRST, SECOND = CheckpointId(step=120, attempt=1), CheckpointId(step=130, attempt=1)
+ATTEMPT = AttemptId(1, "9f2c41ab")
+FIRST, SECOND = CheckpointId(120, ATTEMPT), CheckpointId(130, ATTEMPT)
 RANKS = 2
 
 SCALES = {FIRST: 1.5, SECOND: 2.5}
@@ -62,7 +63,7 @@ def write_example(run: Path) -> None:
     store = DiskStore(run, SystemClock())
     create_run(store, "example", RUN_ID, TIME, RunPlace(inode=5242881, path="/runs/example"))
     start = AttemptStart(run_id=RUN_ID, origin=None, host="h0", pid=42, time=TIME)
-    begin_attempt(store, 1, start)
+    begin_attempt(store, ATTEMPT, start)
     records: list[PartRecord] = []
     for checkpoint in (FIRST, SECOND):
         records = [_write_part(store, checkpoint, rank, records) for rank in range(RANKS)]

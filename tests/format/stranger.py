@@ -24,9 +24,12 @@ class BadRunError(Exception):
     """Raised if something in the run violates the format."""
 
 
+Attempt = tuple[int, str]
+
+
 class Checkpoint(NamedTuple):
     step: int
-    attempt: int
+    attempt: Attempt
     arrays: dict[str, np.ndarray]
     values: dict[tuple, Any]
     rank_values: list[dict[tuple, Any]]
@@ -37,31 +40,42 @@ def read_newest(run: Path) -> Checkpoint:
     return read_checkpoint(run, *timeline(run)[-1])
 
 
-def timeline(run: Path) -> list[tuple[int, int]]:
+def timeline(run: Path) -> list[tuple[int, Attempt]]:
     names = {p.stem for p in run.glob("attempts/*.json") if re.fullmatch(r"\d{9}", p.stem)}
-    now, step, limits, newest = max(map(int, names)), float("inf"), {}, {}
-    while now not in limits:
-        limits[now] = step
-        record = _sealed(run / f"attempts/{now:09d}.json") if f"{now:09d}" in names else {}
-        _need(record.get("attempt", now) == now, "an attempt's own number")
-        step, origin = record.get("origin") or (0, now)
-        now = origin if origin < now else now
+    number, origin, limits, newest = max(map(int, names)), None, {}, {}
+    while f"{number:09d}" in names:
+        record = _sealed(run / f"attempts/{number:09d}.json")
+        attempt = tuple(record["attempt"])
+        _need(attempt[0] == number, "an attempt's own number")
+        if origin not in (None, attempt):
+            break
+        step, origin = record["origin"] or (0, attempt)
+        limits.setdefault(attempt, float("inf"))
+        origin = tuple(origin)
+        if origin[0] >= number:
+            break
+        limits[origin], number = step, origin[0]
     for path in run.glob("checkpoints/manifests/*.json"):
-        found = re.fullmatch(r"\d{16}-(\d{9,16})\.([1-9]\d{0,8})", path.stem)
-        one = (int(found[1]), int(found[2])) if found else (0, 0)
-        if path == _manifest(run, *one) and one[0] <= limits.get(one[1], -1):
-            newest[one[0]] = max(one[1], newest.get(one[0], 0))
+        found = re.fullmatch(r"\d{16}-(\d{9,16})\.([1-9]\d{0,8})-([0-9a-f]{8})", path.stem)
+        step, attempt = (int(found[1]), (int(found[2]), found[3])) if found else (0, (0, ""))
+        if path == _manifest(run, step, attempt) and step <= limits.get(attempt, -1):
+            newest[step] = max(attempt, newest.get(step, attempt))
     return sorted(newest.items())
 
 
-def _manifest(run: Path, step: int, attempt: int) -> Path:
-    return run / f"checkpoints/manifests/{10**15 - step:016d}-{step:09d}.{attempt}.json"
+def _checkpoint(step: int, attempt: Attempt) -> str:
+    return "{:09d}.{}-{}".format(step, *attempt)
 
 
-def read_checkpoint(run: Path, step: int, attempt: int) -> Checkpoint:
-    folder = run / "checkpoints" / f"{step:09d}.{attempt}"
+def _manifest(run: Path, step: int, attempt: Attempt) -> Path:
+    name = f"{10**15 - step:016d}-{_checkpoint(step, attempt)}.json"
+    return run / "checkpoints/manifests" / name
+
+
+def read_checkpoint(run: Path, step: int, attempt: Attempt) -> Checkpoint:
+    folder = run / "checkpoints" / _checkpoint(step, attempt)
     manifest = _sealed(_manifest(run, step, attempt))
-    _need((manifest["step"], manifest["attempt"]) == (step, attempt), "the manifest's own name")
+    _need((manifest["step"], manifest["attempt"]) == (step, [*attempt]), "the manifest's own name")
     held, parts = manifest["checkpoint"], manifest["parts"]
     _need(all(spec["dtype"] in DTYPES for spec in held["arrays"]), "known dtypes")
     arrays = {_name(s["path"]): np.zeros(s["shape"], DTYPES[s["dtype"]]) for s in held["arrays"]}
@@ -71,9 +85,9 @@ def read_checkpoint(run: Path, step: int, attempt: int) -> Checkpoint:
         ending = f"{rank:05d}-of-{len(parts):05d}"
         part = _sealed(folder / f"part-{ending}.json", reference["record_digest"])
         found = [part[k] for k in ("step", "attempt", "rank", "part_count", "image_size_bytes")]
-        found.append([[other["id"][0], other["image_size_bytes"]] for other in part["reused"]])
+        found.append([[other["origin"][0], other["image_size_bytes"]] for other in part["reused"]])
         sizes = reference["image_size_bytes"], reference["origins"]
-        _need(found == [step, attempt, rank, len(parts), *sizes], "the part of the manifest")
+        _need(found == [step, [*attempt], rank, len(parts), *sizes], "the part of the manifest")
         _need(part["checkpoint"] == (None if rank else held), "rank 0's copy of the checkpoint")
         owned = (_chunks(held["arrays"], i, rank, a) for i, a in enumerate(arrays.values()))
         _read_images(folder / f"image-{ending}.safetensors", part, dict(ChainMap(*owned)))
@@ -116,7 +130,7 @@ def _read_images(path: Path, part: dict, chunks: dict[str, np.ndarray]) -> None:
     for other in part["reused"]:
         laid, used = ({order[i] for r in other[key] for i in range(*r)} for key in ("laid", "used"))
         _need(used <= laid & rest.keys(), "each chunk once, from an image that has it")
-        image = path.parents[1] / "{:09d}.{}".format(*other["id"]) / path.name
+        image = path.parents[1] / _checkpoint(*other["origin"]) / path.name
         _read_image(image, other, laid, {name: rest.pop(name) for name in used})
     _read_image(path, part, {*rest}, rest)
 

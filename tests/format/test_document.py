@@ -55,10 +55,10 @@ def test_a_stranger_reads_the_example_as_the_document_says(tmp_path: Path) -> No
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_bytes(data)
     found = read_newest(tmp_path)
-    assert (found.step, found.attempt) == (130, 1)
+    assert (found.step, found.attempt) == (130, (1, "9f2c41ab"))
     assert found.arrays["params/w"].tolist() == [[0, 1, 2], [3, 4, 5]]
     assert found.arrays["params/scale"].tolist() == 0x4020
-    assert read_checkpoint(tmp_path, 120, 1).arrays["params/scale"].tolist() == 0x3FC0
+    assert read_checkpoint(tmp_path, 120, found.attempt).arrays["params/scale"].tolist() == 0x3FC0
     assert found.values == {("epoch",): 7}
     assert [v[("data",)] for v in found.rank_values] == [
         {"file": ("a.bin", rank), "left": 2**70} for rank in range(2)

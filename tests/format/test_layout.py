@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from holdfast.format.layout import image_layout, partial_layout
-from holdfast.format.names import CheckpointId
 from holdfast.format.records import ArraySpec
+from tests.attempts import checkpoint_id
 from tests.engine.making import Made, cells, checkpoints, numpy_type, random_array
 
 MIB = 1024 * 1024
@@ -149,7 +149,7 @@ def test_blocks_are_counted_chunk_by_chunk(size: int, blocks: int) -> None:
 
 
 def test_big_arrays_start_at_multiples_of_64_whatever_stands_beside_them() -> None:
-    made = Made(id=CheckpointId(1, 1))
+    made = Made(id=checkpoint_id(1))
     for number, shape in enumerate([(3,), (1,), (64, 64), (5, 5), (), (1024,), (0, 7), (48,)]):
         made.add((f"{number}",), random_array(shape, "float32", number))
     layout = image_layout(tuple(made.specs), 0)

@@ -27,6 +27,7 @@ from holdfast.format.names import CheckpointId
 from holdfast.format.records import Alias
 from holdfast.format.values import TensorValue, encode_value
 from holdfast.policy.save_decision_policy import FixedIntervalPolicy
+from tests.attempts import checkpoint_id
 from tests.engine.making import (
     DTYPES,
     ML_DTYPES,
@@ -160,7 +161,7 @@ def test_a_stranger_reads_what_keeps_images_of_earlier_checkpoints(
 def test_a_stranger_follows_the_timeline(tmp_path: Path) -> None:
     made = {}
     for step, attempt in [(10, 1), (20, 1), (30, 1), (20, 2), (30, 3)]:
-        one = made[step, attempt] = Made(id=CheckpointId(step, attempt))
+        one = made[step, attempt] = Made(id=checkpoint_id(step, attempt))
         one.add(("w",), random_array((4,), "float32", step * 10 + attempt))
     _write_run(tmp_path, *made.values(), origins=(None, (10, 1), (20, 1)))
     assert timeline(tmp_path) == [(10, 1), (20, 1), (30, 3)]
@@ -174,7 +175,7 @@ def test_a_stranger_passes_over_what_is_not_committed(tmp_path: Path) -> None:
     made = Made()
     made.add(("w",), random_array((4,), "float32", 1))
     _write_run(tmp_path, made)
-    Made(id=CheckpointId(20, 1), specs=made.specs, arrays=made.arrays).write(disk(tmp_path))
+    Made(id=checkpoint_id(20), specs=made.specs, arrays=made.arrays).write(disk(tmp_path))
     for name in ("000000030.1", "0000000040.1", "junk", "000000050.01", ".000000060.1"):
         (tmp_path / "checkpoints" / name).mkdir()
     for number, name in ((960, "0000000040.1"), (950, "000000050.01"), (930, "000000060.1")):

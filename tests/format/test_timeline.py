@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
-from holdfast.format.names import CheckpointId
+from holdfast.format.names import AttemptId, CheckpointId
 from holdfast.format.records import AttemptRecord
 from holdfast.format.timeline import on_timeline
+from tests.attempts import attempt_id, checkpoint_id
 from tests.engine.making import RUN_ID, TIME
 
 # name: (attempt -> origin, checkpoints there are, those on the timeline)
@@ -61,13 +63,18 @@ TABLE: dict[str, tuple[dict, str, str]] = {
 
 
 def _ids(text: str) -> list[CheckpointId]:
-    return [CheckpointId(*map(int, word.split("."))) for word in text.split()]
+    return [checkpoint_id(*map(int, word.split("."))) for word in text.split()]
 
 
 def _attempts(origins: dict) -> dict[int, AttemptRecord]:
     return {
         number: AttemptRecord(
-            run_id=RUN_ID, attempt=number, origin=origin, host="h", pid=1, time=TIME
+            run_id=RUN_ID,
+            attempt=attempt_id(number),
+            origin=checkpoint_id(*origin) if origin is not None else None,
+            host="h",
+            pid=1,
+            time=TIME,
         )
         for number, origin in origins.items()
     }
@@ -78,3 +85,20 @@ def test_the_timeline_is(origins: dict, there: str, expected: str) -> None:
     attempts = _attempts(origins)
     assert on_timeline(_ids(there), attempts) == _ids(expected)
     assert on_timeline(reversed(_ids(there)), attempts) == _ids(expected)
+
+
+def test_of_two_attempts_with_one_number_the_recorded_one_counts() -> None:
+    """A run was put back to an earlier state, and trained on: its attempt 2 is another one."""
+    attempts = _attempts({1: None, 2: (50, 1)})
+    lost = CheckpointId(60, AttemptId(2, "ffffffff"))
+    assert on_timeline([*_ids("50.1 60.2"), lost], attempts) == _ids("50.1 60.2")
+    assert on_timeline([*_ids("50.1"), lost], attempts) == _ids("50.1")
+
+
+def test_an_origin_in_an_attempt_that_was_lost_ends_the_chain() -> None:
+    """The record of its number is another attempt's, whose origin does not count."""
+    lost = AttemptId(2, "ffffffff")
+    attempts = _attempts({1: None, 2: (50, 1)})
+    attempts[3] = msgspec.structs.replace(_attempts({3: None})[3], origin=CheckpointId(70, lost))
+    there = [*_ids("50.1 60.2 90.3"), CheckpointId(60, lost), CheckpointId(80, lost)]
+    assert on_timeline(there, attempts) == [CheckpointId(60, lost), *_ids("90.3")]

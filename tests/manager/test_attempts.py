@@ -20,8 +20,8 @@ from holdfast.agent.client import AgentGoneError
 from holdfast.clock import SystemClock
 from holdfast.coordination.settings import LEASE_SECS
 from holdfast.engine.lifecycle.attempts import AttemptStart, begin_attempt, read_attempt
-from holdfast.format.names import CheckpointId
 from holdfast.store.disk import DiskStore
+from tests.attempts import checkpoint_id
 from tests.hosts import Host, events, finished, is_running, wait_until
 from tests.manager.job import lose
 from tests.manifests import folders, manifest_path
@@ -134,7 +134,7 @@ def test_an_attempt_that_another_host_has_overtaken_deletes_nothing_and_waits_fo
     first.wait_until_finished()
     store, clock = DiskStore(run, SystemClock()), SystemClock()
     run_id = read_attempt(store, 1).run_id
-    origin = CheckpointId(0, 1)
+    origin = checkpoint_id(0)
     start = AttemptStart(run_id=run_id, origin=origin, host="other", pid=1, time=clock.now())
     begin_attempt(store, 2, start)
     with pytest.raises(errors.FencedError, match="attempt 2 has taken the run over"):

@@ -13,6 +13,7 @@ from holdfast.errors import SaveFailedError
 from holdfast.format.names import CheckpointId
 from holdfast.manager.drops import DROPPED_SECS, GATHER_SECS, POSTPONED_SECS
 from holdfast.manager.progress import Progress
+from tests.attempts import checkpoint_id
 from tests.trust.in_process import StepClock
 
 Accept = Callable[..., CheckpointId]
@@ -32,7 +33,7 @@ def progress(clock: StepClock) -> Progress:
 def accept(progress: Progress) -> Accept:
     def accept(step: int, *, durable: bool = True, by_step: bool = False) -> CheckpointId:
         """Accept a save, whose part is sealed at once."""
-        checkpoint = CheckpointId(step, 1)
+        checkpoint = checkpoint_id(step)
         progress.accept(checkpoint, durable=durable, by_step=by_step)
         report = Sealed(rank=0, id=(step, 1), part_count=2, tier="ram", durable=durable)
         progress.seal(checkpoint, report)
@@ -170,7 +171,7 @@ def test_what_somebody_removed_or_went_back_behind_is_no_failure(
 
 
 def test_a_notice_of_a_save_that_is_not_this_ranks_changes_nothing(progress: Progress) -> None:
-    notice(progress, CheckpointId(10, 1), "dropped", "no")
+    notice(progress, checkpoint_id(10), "dropped", "no")
     assert failure(progress, at_end=True) is None
 
 

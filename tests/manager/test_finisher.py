@@ -14,15 +14,15 @@ import holdfast
 from holdfast import errors, save_decision_policy
 from holdfast.engine.lifecycle.catalog import Listing
 from holdfast.engine.reading.view import View
-from holdfast.format.names import CheckpointId
 from holdfast.manager.finisher import Ending, FinishPlan, Having, having_of, plan_of
+from tests.attempts import checkpoint_id
 from tests.hosts import Host, events, wait_until
 from tests.manager.test_processes import results, start_job
 from tests.manifests import manifest_path
 
 NEVER = save_decision_policy.SpecificStepsPolicy([10**9])
 NOTHING, IN_RAM, DURABLE = Having
-LAST = CheckpointId(9, 2)
+LAST = checkpoint_id(9, 2)
 
 
 def manager(directory: Path, **options: Any) -> holdfast.CheckpointManager:
@@ -72,14 +72,14 @@ PART = {"part-00001-of-00002.json": 1, "image-00001-of-00002.safetensors": 1}
     [
         ({}, {}, False, False, NOTHING),
         ({LAST: None}, {}, False, False, DURABLE),
-        ({CheckpointId(9, 1): None}, {}, False, False, DURABLE),
+        ({checkpoint_id(9): None}, {}, False, False, DURABLE),
         # Of a branch that was left, which the timeline does not have.
-        ({CheckpointId(9, 0): None}, {}, False, False, NOTHING),
+        ({checkpoint_id(9, 0): None}, {}, False, False, NOTHING),
         ({LAST: PART}, {}, True, False, NOTHING),
         ({}, {LAST: PART}, True, False, IN_RAM),
         ({}, {LAST: PART}, True, True, DURABLE),
         # Of an attempt before this one: the agent takes no word of this one's processes on it.
-        ({}, {CheckpointId(9, 1): PART}, False, False, NOTHING),
+        ({}, {checkpoint_id(9): PART}, False, False, NOTHING),
     ],
 )
 def test_what_a_rank_has_of_the_last_step(

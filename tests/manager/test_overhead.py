@@ -8,12 +8,12 @@ import pytest
 
 from holdfast.agent.protocol import Sealed
 from holdfast.clock import SystemClock
-from holdfast.format.names import CheckpointId
 from holdfast.job.options import Options, RamTier
 from holdfast.manager.overhead import QUIET_COUNT_MIN, OverheadMeter, meter_for
 from holdfast.manager.progress import Progress, Reach, SavesInFlight
 from holdfast.policy.preservation_policy import LatestN
 from holdfast.policy.save_decision_policy import ContinuousCheckpointingPolicy
+from tests.attempts import checkpoint_id
 
 
 def told(durations: list[tuple[float, bool]], begun_at: Collection[int] = ()) -> list[float]:
@@ -125,7 +125,7 @@ SEALED = Sealed(rank=0, id=(1, 0), part_count=1, tier="ram", durable=True)
 
 
 def test_each_reach_sees_its_saves() -> None:
-    progress, durable, in_ram = Progress(SystemClock()), CheckpointId(1, 0), CheckpointId(2, 0)
+    progress, durable, in_ram = Progress(SystemClock()), checkpoint_id(1, 0), checkpoint_id(2, 0)
 
     def look() -> list[tuple[int, bool]]:
         return [progress.saving(reach) for reach in (Reach.SEALED, Reach.DURABLE, Reach.FINISHED)]

@@ -19,9 +19,10 @@ from holdfast.errors import FencedError, HoldfastError, SaveFailedError, WaitTim
 from holdfast.format.names import CheckpointId
 from holdfast.manager import progress as module
 from holdfast.manager.progress import Progress
+from tests.attempts import checkpoint_id
 from tests.hosts import Host, wait_until
 
-FIRST, SECOND = CheckpointId(1, 1), CheckpointId(2, 1)
+FIRST, SECOND = checkpoint_id(1), checkpoint_id(2)
 HERE = {"id": (1, 1)}
 
 
@@ -214,8 +215,8 @@ def test_a_policy_of_the_users_own_that_fails_keeps_all_and_holds_up_no_wait(
 def test_all_saves_that_failed_are_reported_together_and_once() -> None:
     progress = Progress(SystemClock())
     for step in (7, 3, 5):
-        progress.accept(CheckpointId(step, 1), durable=True, by_step=True)
-        progress.fail_save(CheckpointId(step, 1), f"reason {step}")
+        progress.accept(checkpoint_id(step), durable=True, by_step=True)
+        progress.fail_save(checkpoint_id(step), f"reason {step}")
     with pytest.raises(SaveFailedError, match=r"steps 3, 5, 7.*reason 3.*reason 7") as raised:
         progress.raise_failure()
     assert (raised.value.step, raised.value.steps) == (3, (3, 5, 7))
@@ -225,8 +226,8 @@ def test_all_saves_that_failed_are_reported_together_and_once() -> None:
 
 def test_one_save_that_failed_has_one_step() -> None:
     progress = Progress(SystemClock())
-    progress.accept(CheckpointId(7, 1), durable=True, by_step=True)
-    progress.fail_save(CheckpointId(7, 1), "no room")
+    progress.accept(checkpoint_id(7), durable=True, by_step=True)
+    progress.fail_save(checkpoint_id(7), "no room")
     with pytest.raises(SaveFailedError, match=r"save step 7: .*no room") as raised:
         progress.raise_failure()
     assert raised.value.steps == (7,)
@@ -234,8 +235,8 @@ def test_one_save_that_failed_has_one_step() -> None:
 
 def test_an_error_of_another_kind_is_reported_besides_failed_saves() -> None:
     progress = Progress(SystemClock())
-    progress.accept(CheckpointId(7, 1), durable=True, by_step=True)
-    progress.fail_save(CheckpointId(7, 1), "no room")
+    progress.accept(checkpoint_id(7), durable=True, by_step=True)
+    progress.fail_save(checkpoint_id(7), "no room")
     progress.stop_saving(FencedError("taken over"))
     with pytest.raises(SaveFailedError):
         progress.raise_failure()
@@ -247,7 +248,7 @@ def test_an_error_of_another_kind_is_reported_besides_failed_saves() -> None:
 def test_a_wait_that_runs_out_says_so() -> None:
     progress = Progress(SystemClock())
     assert progress.wait_finished(None)
-    progress.accept(CheckpointId(7, 1), durable=True, by_step=True)
+    progress.accept(checkpoint_id(7), durable=True, by_step=True)
     assert not progress.wait_finished(0)
     assert not progress.wait_finished(0.01)
 

@@ -14,9 +14,9 @@ import pytest
 from holdfast import errors
 from holdfast.agent.protocol import Notice
 from holdfast.clock import SystemClock
-from holdfast.format.names import CheckpointId
 from holdfast.job.rendezvous import OneProcess, Rendezvous
 from holdfast.manager.restore_votes import Ballot, RestoreVerdict, Votes, verdict
+from tests.attempts import checkpoint_id
 from tests.hosts import Host, host
 from tests.manager.ranks import MemoryWords, ranks, together
 from tests.manager.test_processes import DEVICES, PROCESS, free_address, results, start_job
@@ -51,16 +51,16 @@ def test_only_what_all_ranks_restored_is_good(
 
 def test_a_process_alone_votes_by_itself() -> None:
     rounds = Votes(Rendezvous(OneProcess(), SystemClock())).rounds
-    assert rounds.vote(True, CheckpointId(5, 2)) == (True, 5)
-    assert rounds.vote(False, CheckpointId(5, 2)) == (False, 5)
+    assert rounds.vote(True, checkpoint_id(5, 2)) == (True, 5)
+    assert rounds.vote(False, checkpoint_id(5, 2)) == (False, 5)
     assert rounds.vote(True, None) == (True, -1)
 
 
 def test_ranks_that_vote_get_one_verdict() -> None:
     job = [Votes(one).rounds for one in ranks(MemoryWords(), 3)]
-    told = together([lambda one=one: one.vote(one.rank != 1, CheckpointId(5, 2)) for one in job])
+    told = together([lambda one=one: one.vote(one.rank != 1, checkpoint_id(5, 2)) for one in job])
     assert told == [(False, 5)] * 3
-    told = together([lambda one=one: one.vote(True, CheckpointId(3, 1)) for one in job])
+    told = together([lambda one=one: one.vote(True, checkpoint_id(3)) for one in job])
     assert told == [(True, 3)] * 3
 
 
@@ -81,7 +81,7 @@ def test_a_vote_ends_when_the_agent_tells_that_a_rank_is_gone(
     assert first._trouble is None
     first.on_notice(notice, "group")
     with pytest.raises(kind, match="rank 1 has ended"):
-        first.rounds.vote(True, CheckpointId(5, 2))
+        first.rounds.vote(True, checkpoint_id(5, 2))
 
 
 def line_of(process: subprocess.Popen[str], key: str) -> dict:

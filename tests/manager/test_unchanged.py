@@ -27,10 +27,10 @@ from holdfast.engine.saving.incremental import LastPart
 from holdfast.engine.saving.part_writer import PartWriter, write_part
 from holdfast.engine.saving.slots import RamSlots, SlotFill
 from holdfast.errors import StorageError
-from holdfast.format.names import CheckpointId
 from holdfast.manager.planning import Planner, Taking
 from holdfast.store.disk import DiskStore
 from holdfast.store.slots import SlotPool
+from tests.attempts import checkpoint_id
 from tests.engine.making import TIME, memory_folder, sources_of
 from tests.hosts import Host, events, wait_until
 
@@ -353,7 +353,7 @@ def test_a_part_whose_ram_is_removed_under_it_still_has_all_its_bytes(
 
     def taking(step: int) -> tuple[Any, Any]:
         snapshot = framework.snapshot(state)
-        taking = Taking(id=CheckpointId(step, 1), time=TIME, metrics=None)
+        taking = Taking(id=checkpoint_id(step), time=TIME, metrics=None)
         return planner.plan(snapshot, taking), snapshot
 
     seal_next(slots, root, *taking(0), last)
@@ -382,7 +382,7 @@ def test_a_part_that_is_not_sealed_leaves_no_name_behind(
     state = begun()
     for step in range(3):
         snapshot = framework.snapshot(state)
-        plan = planner.plan(snapshot, Taking(id=CheckpointId(step, 1), time=TIME, metrics=None))
+        plan = planner.plan(snapshot, Taking(id=checkpoint_id(step), time=TIME, metrics=None))
         if step < 2:
             seal_next(slots, root, plan, snapshot, last)
         state = trained(state, "frozen")
@@ -399,7 +399,7 @@ def test_a_part_that_is_not_sealed_leaves_no_name_behind(
 
 def test_a_slot_whose_filling_ended_early_is_never_sealed(slots: RamSlots, root: Path) -> None:
     last, snapshot = LastPart(), JaxFramework().snapshot(begun())
-    taking = Taking(id=CheckpointId(0, 1), time=TIME, metrics=None)
+    taking = Taking(id=checkpoint_id(0), time=TIME, metrics=None)
     plan = Planner("r", 0, 1).plan(snapshot, taking)
     with contextlib.closing(begin_next(slots, root, plan, snapshot, last)) as part:
         part.end()

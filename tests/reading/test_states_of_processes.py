@@ -17,13 +17,13 @@ from holdfast.engine.lifecycle.attempts import AttemptStart, begin_attempt
 from holdfast.engine.lifecycle.commit import commit
 from holdfast.engine.lifecycle.run import create_run
 from holdfast.engine.saving.part_writer import write_part
-from holdfast.format.names import CheckpointId
 from holdfast.manager.planning import Planner, Taking
 from holdfast.store.disk import DiskStore
+from tests.attempts import checkpoint_id
 
 RUN_ID = "0123456789abcdef0123456789abcdef"
 TIME = datetime(2026, 8, 1, 12, 0, tzinfo=UTC)
-ID = CheckpointId(10, 1)
+ID = checkpoint_id(10)
 
 
 class Loader:

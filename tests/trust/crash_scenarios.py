@@ -19,6 +19,7 @@ from holdfast.store.disk import DiskStore
 from holdfast.store.object_folder import make_folder
 from holdfast.testing.crash_states import CrashState, materialise
 from holdfast.testing.recording import Log, RecordingFileSystem
+from tests.attempts import checkpoint_id
 from tests.manifests import manifest_path
 from tests.trust.crash_oracle import (
     Attempted,
@@ -319,7 +320,7 @@ def straight_to_the_durable_tier(host: RecordedHost) -> None:
     for step in (2, 3):
         for rank in range(2):
             host.write_direct(trainer, step, rank)
-            host.tell_sealed(trainer, CheckpointId(step, 1), rank, tier="durable")
+            host.tell_sealed(trainer, checkpoint_id(step), rank, tier="durable")
         host.settle()
 
 
@@ -398,7 +399,7 @@ def reused_images_straight_to_the_durable_tier(host: RecordedHost) -> None:
     host.start()
     for step in (2, 3, 4, 5):
         host.write_direct(trainer, step, 0)
-        host.tell_sealed(trainer, CheckpointId(step, 1), tier="durable")
+        host.tell_sealed(trainer, checkpoint_id(step), tier="durable")
         host.settle()
 
 

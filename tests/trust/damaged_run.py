@@ -35,6 +35,7 @@ from holdfast.format.values import encode_value
 from holdfast.store.contract import Store
 from holdfast.store.disk import DiskStore
 from holdfast.store.ram import RamStore
+from tests.attempts import checkpoint_id
 from tests.engine.making import random_array, same_bits
 from tests.engine.reusing import images_reusing, link_images
 from tests.engine.stores import ram
@@ -44,11 +45,11 @@ TIME = datetime(2026, 8, 1, 12, 0, tzinfo=UTC)
 BLOCK = 8 * 1024 * 1024
 
 # Attempt 2 continued from 20.1 and attempt 3 from 30.2: 30.1 and 40.2 are on abandoned branches.
-ORIGINS = [None, CheckpointId(20, 1), CheckpointId(30, 2)]
+ORIGINS = [None, checkpoint_id(20), checkpoint_id(30, 2)]
 SAVED = {1: (10, 20, 30), 2: (30, 40), 3: (40, 50)}
 TIMELINE = [CheckpointId(*c) for c in ((10, 1), (20, 1), (30, 2), (40, 3), (50, 3))]
-NEWEST = CheckpointId(50, 3)
-AHEAD = CheckpointId(60, 3)
+NEWEST = checkpoint_id(50, 3)
+AHEAD = checkpoint_id(60, 3)
 """Stands in RAM alone."""
 
 
@@ -212,7 +213,7 @@ class DamagedRun:
             start = AttemptStart(run_id=RUN_ID, origin=origin, host="h", pid=1, time=TIME)
             begin_attempt(self.durable, attempt, start)
             for step in SAVED[attempt]:
-                checkpoint = CheckpointId(step, attempt)
+                checkpoint = checkpoint_id(step, attempt)
                 before = TIMELINE[-2] if self.keeps and checkpoint == NEWEST else None
                 write_parts(self.durable, checkpoint, self.count, self.big, before)
                 commit(self.durable, checkpoint, self.count)

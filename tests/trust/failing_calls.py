@@ -45,11 +45,12 @@ from holdfast.store.file_system import LOCAL, FileSystem
 from holdfast.store.ram import RamStore
 from holdfast.store.slots import SLOTS, SlotPool
 from holdfast.testing.failing import FailingFileSystem, FailurePlan
+from tests.attempts import checkpoint_id
 from tests.engine.making import RUN_ID, TIME, Made, begin, random_array, same_bits, sources_of
 from tests.engine.reusing import Chain
 from tests.trust.in_process import StepClock
 
-GONE, OLD, NEW = CheckpointId(5, 1), CheckpointId(10, 1), CheckpointId(20, 1)
+GONE, OLD, NEW = checkpoint_id(5), checkpoint_id(10), checkpoint_id(20)
 LINKED = reused_image_key(NEW, 0, 2, OLD)
 # Several writes each, of which the last is not aligned.
 SIZE = 9000
@@ -259,7 +260,7 @@ def _prepare_recover(place: Place) -> None:
     """One to finish, one to clear, and a record whose copy is gone."""
     durable = place.sound()[1]
     place.write(NEW, durable)
-    made(CheckpointId(30, 1)).write(durable, [0])
+    made(checkpoint_id(30)).write(durable, [0])
     durable.delete(attempt_keys(1)[1])
 
 

@@ -38,7 +38,6 @@ from holdfast.format.check import check_manifest, check_part
 from holdfast.format.layout import image_layout
 from holdfast.format.names import (
     MANIFESTS,
-    CheckpointId,
     manifest_key,
     parse_attempt_name,
     parse_checkpoint_name,
@@ -61,6 +60,7 @@ from holdfast.format.values import decode_value
 from holdfast.manager.restoring import Rounds, restore_newest
 from holdfast.policy import preservation_policy, save_decision_policy
 from holdfast.store.contract import check_key
+from tests.attempts import checkpoint_id
 from tests.trust import hostile_inputs as inputs
 from tests.trust.damaged_run import (
     NEWEST,
@@ -134,7 +134,7 @@ class Targets:
         elif isinstance(record, AttemptRecord):
             attempts = {record.attempt: record, 1: record}
             last_steps(attempts)
-            on_timeline([CheckpointId(20, 1), NEWEST], attempts)
+            on_timeline([checkpoint_id(20), NEWEST], attempts)
 
     def values(self, rng: random.Random) -> None:
         """Values as they come out of a record."""

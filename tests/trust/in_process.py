@@ -41,6 +41,7 @@ from holdfast.store.contract import Store
 from holdfast.store.disk import DiskStore
 from holdfast.store.file_system import LOCAL, FileSystem
 from holdfast.store.ram import RamStore
+from tests.attempts import checkpoint_id
 from tests.engine.reusing import images_reusing, link_images
 
 RUN_ID = "0123456789abcdef0123456789abcdef"
@@ -81,7 +82,7 @@ def right_array(checkpoint: CheckpointId) -> np.ndarray:
 
 def right_base(attempt: int) -> np.ndarray:
     """What the array that never changes holds, where there is one."""
-    return right_array(CheckpointId(0, 1_000_000 + attempt))
+    return right_array(checkpoint_id(0, 1_000_000 + attempt))
 
 
 def right_plan(
@@ -128,7 +129,7 @@ def read_checkpoint(sources: CheckpointSources) -> tuple[CheckpointId, np.ndarra
     )
     for base in found[1:]:
         assert base.tobytes() == right_base(attempt).tobytes(), "the base holds other bits"
-    return CheckpointId(step, attempt), found[0]
+    return checkpoint_id(step, attempt), found[0]
 
 
 @dataclass

@@ -34,6 +34,7 @@ from holdfast.store.disk import DiskStore
 from holdfast.store.file_system import LocalFileSystem
 from holdfast.store.location import RunLocation
 from holdfast.store.ram import RamStore
+from tests.attempts import checkpoint_id
 from tests.engine.making import flip_bit, memory_folder
 from tests.hosts import host
 from tests.trust.damaged_run import (
@@ -106,7 +107,7 @@ def restore(run: DamagedRun, view: str, rank: int) -> Answer:
             SystemClock(),
         )
     assert found is not None
-    skipped = [CheckpointId(step, attempt) for step, attempt, _ in found.report.skipped]
+    skipped = [checkpoint_id(step, attempt) for step, attempt, _ in found.report.skipped]
     reasons = [reason for _, _, reason in found.report.skipped]
     return Answer(
         found.id, found.state, "\n".join([*told, *reasons, *found.report.passed_over]), skipped

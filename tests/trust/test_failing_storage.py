@@ -29,6 +29,7 @@ from holdfast.policy.preservation_policy import LatestN
 from holdfast.store.disk import STAGING_SIZE_BYTES, DiskStore
 from holdfast.testing.block_source import BlockSource
 from holdfast.testing.failing import FailingFileSystem, FailurePlan, Fault, nothing
+from tests.attempts import checkpoint_id
 from tests.engine.making import memory_folder, same_bits
 from tests.manifests import manifests
 from tests.trust.failing_calls import CASES, NEW, OLD, Case, Noted, Place, clear, made, place_for
@@ -228,7 +229,7 @@ class Action:
 
 def _save(host: InProcessHost, trainer: Trainer) -> None:
     """A save, with which the policy drops the one before it."""
-    host.tell_sealed(trainer, CheckpointId(2, 1))
+    host.tell_sealed(trainer, checkpoint_id(2))
     host.settle()
 
 
@@ -271,7 +272,7 @@ def try_action(action: Action, root: Path, plan: FailurePlan) -> None:
         host.save(trainer, 1)
         host.settle()
         if action.call is not _delete:
-            host.seal(trainer, CheckpointId(2, 1))
+            host.seal(trainer, checkpoint_id(2))
         files.plan = plan
         raised = None
         try:

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from holdfast.format.names import CheckpointId, manifest_key
+from holdfast.format.names import manifest_key
+from tests.attempts import checkpoint_id
 from tests.trust.in_process import in_process_host, read_checkpoint, right_array
 
 
@@ -16,16 +17,16 @@ def test_a_save_is_sealed_committed_and_read(tmp_path: Path) -> None:
         trainer = host.attach(count=2)
         for step in (1, 2, 3):
             host.save(trainer, step)
-            assert host.look().timeline[-1] == CheckpointId(step, 1)
+            assert host.look().timeline[-1] == checkpoint_id(step)
             host.settle()
         view = host.look()
-        assert view.timeline == (CheckpointId(2, 1), CheckpointId(3, 1))
+        assert view.timeline == (checkpoint_id(2), checkpoint_id(3))
         for checkpoint in view.timeline:
             said, array = read_checkpoint(view.sources(checkpoint))
             assert said == checkpoint
             assert np.array_equal(array, right_array(checkpoint))
         host.delete(3)
-        assert host.look().timeline == (CheckpointId(2, 1),)
+        assert host.look().timeline == (checkpoint_id(2),)
 
 
 def test_a_new_agent_adopts_and_a_new_trainer_goes_on(tmp_path: Path) -> None:
@@ -37,11 +38,11 @@ def test_a_new_agent_adopts_and_a_new_trainer_goes_on(tmp_path: Path) -> None:
         host.kill_trainer(trainer)
         host.start_agent()
         host.settle()
-        assert host.stores()[1].get(manifest_key(CheckpointId(7, 1)))
+        assert host.stores()[1].get(manifest_key(checkpoint_id(7)))
         trainer = host.attach()
         assert trainer.place.origin == (7, 1)
         assert trainer.attempt == 2
         host.branch(trainer, None)
         host.save(trainer, 3)
         host.settle()
-        assert host.look().timeline == (CheckpointId(3, 3),)
+        assert host.look().timeline == (checkpoint_id(3, 3),)

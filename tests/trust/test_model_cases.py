@@ -12,9 +12,9 @@ import pytest
 from holdfast.agent import protocol
 from holdfast.agent.state import Policies
 from holdfast.errors import FencedError, HoldfastError, StorageError
-from holdfast.format.names import CheckpointId
 from holdfast.policy.preservation_policy import LatestN
 from holdfast.store.disk import DiskStore
+from tests.attempts import checkpoint_id
 from tests.engine.making import memory_folder
 from tests.trust.in_process import Trainer
 from tests.trust.model_host import ModelHost, check_offered, named, real_policy
@@ -227,7 +227,7 @@ def test_what_is_due_on_an_abandoned_branch_takes_no_room_from_later_saves(host:
     for step in (20, 30, 40):
         host.save(trainer, step)
     host.branch(trainer, first)
-    assert host.service._coordinator.node.pending_count(CheckpointId(11, 2)) == 0
+    assert host.service._coordinator.node.pending_count(checkpoint_id(11, 2)) == 0
 
 
 def test_parts_that_an_abandoned_branch_made_durable_are_cleared_by_the_next_commit(
@@ -236,7 +236,7 @@ def test_parts_that_an_abandoned_branch_made_durable_are_cleared_by_the_next_com
     trainer = host.attach()
     first = host.save(trainer, 10)
     host.settle()
-    left = CheckpointId(20, 1)
+    left = checkpoint_id(20)
     store = DiskStore(host.run, host.clock)
     host.write_part(store, *host.begin_part(store, trainer, left, 0))
     assert host.written_on_disk() == {named(left)}

@@ -240,7 +240,7 @@ class Coordinator:
                 self._start(self._storage_worker.read_lease(effect))
             case effects.LeaseAwaited():
                 log.warning(
-                    "attempt %d of host %s may be live, and its agent does not answer: waiting at "
+                    "attempt %s of host %s may be live, and its agent does not answer: waiting at "
                     "most %.0f s for its lease to expire",
                     effect.attempt,
                     effect.host,
@@ -288,7 +288,7 @@ class Coordinator:
                 is_broken=is_broken,
                 leader=leadership.successors[0] if leadership.successors else "",
                 successors=successors,
-                origin=(origin.step, origin.attempt) if origin else None,
+                origin=origin,
                 addresses={host: str(known[host]) for host in sorted(known)},
                 domain=self.domain,
                 copies=self.settings.copies,

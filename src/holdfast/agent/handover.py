@@ -7,24 +7,17 @@ from holdfast.agent.state import AgentState
 from holdfast.agent.storage_worker import StorageWorker
 from holdfast.agent.trainer_group import GroupRecord, TrainerGroup
 from holdfast.coordination.inputs import Found
-from holdfast.engine.lifecycle.attempts import newest_attempt, read_attempt
+from holdfast.engine.lifecycle.attempts import newest_number, read_attempt
 from holdfast.errors import HoldfastError
-from holdfast.format.names import CheckpointId
+from holdfast.format.names import NO_ATTEMPT
 
 
 def group_of(record: GroupRecord) -> TrainerGroup | None:
     """Return the group of a record, or None if none of its trainers is alive."""
-    group = TrainerGroup(
-        record.group, record.attempt, record.count, record.leader, origin_of(record)
-    )
+    group = TrainerGroup(record.group, record.attempt, record.count, record.leader, record.origin)
     group.members = {member.rank: member for member in record.members}
     group.lost = {member.rank for member in record.members if not member.is_alive}
     return group if group.present else None
-
-
-def origin_of(record: GroupRecord) -> CheckpointId | None:
-    """Return the checkpoint from which the record's attempt continues."""
-    return CheckpointId(*record.origin) if record.origin is not None else None
 
 
 def record_by_storage(state: AgentState, part_count: int) -> GroupRecord | None:
@@ -36,7 +29,7 @@ def record_by_storage(state: AgentState, part_count: int) -> GroupRecord | None:
         The record, or None if there is no attempt or storage cannot be read.
     """
     try:
-        newest = newest_attempt(state.durable)
+        newest = newest_number(state.durable)
         if newest == 0:
             return None
         attempt = read_attempt(state.durable, newest)
@@ -44,7 +37,7 @@ def record_by_storage(state: AgentState, part_count: int) -> GroupRecord | None:
         return None
     return GroupRecord(
         group=f"attempt-{newest}",
-        attempt=newest,
+        attempt=attempt.attempt,
         count=part_count,
         leader=state.config.host,
         successors=(state.config.host,),
@@ -72,11 +65,11 @@ def found_again(
         attempt, count, origin = group.attempt, group.count, group.origin
         leader, token, is_broken = group.leader, group.group, group.is_broken
         lost = frozenset(group.lost)
-        ended_attempt = attempt if lost else 0
+        ended_attempt = attempt if lost else NO_ATTEMPT
     elif record is not None:
         ranks, own = set(), {member.rank for member in record.members}
         successors = record.successors
-        attempt, count, origin = record.attempt, record.count, origin_of(record)
+        attempt, count, origin = record.attempt, record.count, record.origin
         leader, token, is_broken = record.leader, record.group, record.is_broken
         # A record without members carries the attempt of those that ended before it was written.
         ended_attempt = attempt if record.members else record.ended_attempt

@@ -20,7 +20,7 @@ from holdfast.agent.protocol import DurableListing, ListedCheckpoint
 from holdfast.clock import Clock
 from holdfast.engine.lifecycle.catalog import Listing
 from holdfast.engine.lifecycle.newest import NewestListing
-from holdfast.format.names import CheckpointId
+from holdfast.format.names import NO_ATTEMPT, AttemptId, CheckpointId
 from holdfast.format.records import AttemptRecord
 from holdfast.format.timeline import on_timeline
 
@@ -44,8 +44,8 @@ class OpeningListing:
         self._is_for_start = self._is_for_leader = False
         self._leader_secs = 0.0
         self._changes = 0
-        self._open_attempt = 0
-        """The attempt whose readers may still be given a listing; 0: none."""
+        self._open_attempt = NO_ATTEMPT
+        """The attempt whose readers may still be given a listing."""
 
     @property
     def changes(self) -> int:
@@ -66,14 +66,14 @@ class OpeningListing:
         with self._lock:
             self._changes += 1
             self._listing = None
-            self._open_attempt = 0
+            self._open_attempt = NO_ATTEMPT
 
-    def on_joined(self, attempt: int) -> None:
+    def on_joined(self, attempt: AttemptId) -> None:
         """Note that an attempt has begun, and that none of its ranks here has sealed a part."""
         with self._lock:
             self._open_attempt = attempt
 
-    def is_open_for(self, attempt: int) -> bool:
+    def is_open_for(self, attempt: AttemptId) -> bool:
         """Return whether readers of that attempt may still be given a listing."""
         return self._open_attempt == attempt
 
@@ -83,7 +83,7 @@ class OpeningListing:
             is_good, self._is_for_start = self._is_for_start, False
             return self._listing if is_good and self._age_secs() <= OPENING_SECS else None
 
-    def take_for_leader(self, attempt: int, since_step: int) -> NewestListing | None:
+    def take_for_leader(self, attempt: AttemptId, since_step: int) -> NewestListing | None:
         """Return the listing for the leader of an attempt that began here, once."""
         with self._lock:
             found = self._listing
@@ -98,26 +98,26 @@ class OpeningListing:
         """Add the attempt that has begun here, which continues from what the listing shows."""
         with self._lock:
             found = self._listing
-            if found is None or found.newest_attempt != record.attempt - 1:
+            if found is None or found.newest_number != record.attempt.number - 1:
                 self._listing = None
                 return
-            attempts = {**found.attempts, record.attempt: record}
+            attempts = {**found.attempts, record.attempt.number: record}
             if newest_of(found, attempts) != newest_of(found, found.attempts):
                 # It goes back to an earlier checkpoint, of which less was listed.
                 self._listing = None
                 return
-            numbers = (*found.numbers, record.attempt)
+            numbers = (*found.numbers, record.attempt.number)
             self._listing = replace(found, numbers=numbers, attempts=attempts)
             self._is_for_leader = True
 
-    def has_whole(self, attempt: int) -> bool:
+    def has_whole(self, number: int) -> bool:
         """Return whether that attempt's record and its copy were whole when it was listed."""
         with self._lock:
             found = self._listing
-            is_newest = found is not None and found.newest_attempt == attempt
-            return found is not None and is_newest and attempt not in found.doubtful
+            is_newest = found is not None and found.newest_number == number
+            return found is not None and is_newest and number not in found.doubtful
 
-    def of_attempt(self, attempt: int) -> NewestListing | None:
+    def of_attempt(self, attempt: AttemptId) -> NewestListing | None:
         """Return the listing for readers of that attempt."""
         with self._lock:
             found = self._listing
@@ -133,10 +133,8 @@ def listing_message(listing: NewestListing) -> DurableListing:
         numbers=listing.numbers,
         attempts=tuple(listing.attempts.values()),
         checkpoints=tuple(
-            ListedCheckpoint(
-                id=(one.step, one.attempt), committed=found.is_committed, sizes=found.sizes_bytes
-            )
-            for one, found in listing.checkpoints.items()
+            ListedCheckpoint(id=checkpoint, committed=found.is_committed, sizes=found.sizes_bytes)
+            for checkpoint, found in listing.checkpoints.items()
         ),
         since_step=listing.since_step,
     )
@@ -146,10 +144,9 @@ def listing_in(message: DurableListing) -> NewestListing:
     """Return the listing in a message."""
     return NewestListing(
         numbers=message.numbers,
-        attempts={record.attempt: record for record in message.attempts},
+        attempts={record.attempt.number: record for record in message.attempts},
         checkpoints={
-            CheckpointId(*one.id): Listing(dict(one.sizes), one.committed)
-            for one in message.checkpoints
+            one.id: Listing(dict(one.sizes), one.committed) for one in message.checkpoints
         },
         since_step=message.since_step,
     )

@@ -23,7 +23,7 @@ from holdfast.engine.saving.part_layouts import PartLayouts
 from holdfast.engine.tiers.checkpoint_copy import copy_part_once, part_copies
 from holdfast.errors import HoldfastError, InvalidArgumentError, StorageError
 from holdfast.format.json_codec import decode
-from holdfast.format.names import ATTEMPT_MAX, PART_COUNT_MAX, STEP_MAX, CheckpointId
+from holdfast.format.names import PART_COUNT_MAX, CheckpointId
 from holdfast.format.records import Manifest
 from holdfast.store.durable import DurableStore
 
@@ -43,8 +43,7 @@ class UploadOrder(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     place: Annotated[str, msgspec.Meta(max_length=PLACE_CHARS_MAX)]
-    step: Annotated[int, msgspec.Meta(ge=0, le=STEP_MAX)]
-    attempt: Annotated[int, msgspec.Meta(ge=1, le=ATTEMPT_MAX)]
+    id: CheckpointId
     round: Annotated[int, msgspec.Meta(ge=0)]
     ranks: Runs
 
@@ -169,7 +168,7 @@ class PartUploads:
                 job.error = job.error or error
 
     def _prepare(self, job: _Job, remote: DurableStore) -> tuple[Manifest, PartLayouts, Listing]:
-        checkpoint = CheckpointId(job.order.step, job.order.attempt)
+        checkpoint = job.order.id
         (manifest,) = read_manifests(self._state.durable, [checkpoint])
         count, ranks = len(manifest.parts), ranks_in(job.order.ranks)
         if any(rank >= count for rank in ranks):

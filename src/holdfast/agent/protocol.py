@@ -14,10 +14,10 @@ import msgspec
 from holdfast.coordination.messages import NAME_CHARS_MAX
 from holdfast.coordination.settings import Settings, heartbeat_for
 from holdfast.events.schema import TrainerEvent
-from holdfast.format.names import ATTEMPT_MAX, PART_COUNT_MAX, STEP_MAX
+from holdfast.format.names import PART_COUNT_MAX, STEP_MAX, AttemptId, CheckpointId
 from holdfast.format.records import AttemptRecord
 
-PROTOCOL_VERSION = 10
+PROTOCOL_VERSION = 11
 
 PENDING_COUNT_MIN = 3
 PENDING_COUNT_MAX = 32
@@ -33,7 +33,6 @@ WATCHED_MAX = 64
 """The pending checkpoints that one `Watch` names, the oldest ones first."""
 
 Step = Annotated[int, msgspec.Meta(ge=0, le=STEP_MAX)]
-Attempt = Annotated[int, msgspec.Meta(ge=1, le=ATTEMPT_MAX)]
 Rank = Annotated[int, msgspec.Meta(ge=0, lt=PART_COUNT_MAX)]
 Count = Annotated[int, msgspec.Meta(ge=1, le=PART_COUNT_MAX)]
 Size = Annotated[int, msgspec.Meta(ge=0, le=1 << 60)]
@@ -42,8 +41,6 @@ Number = Annotated[int, msgspec.Meta(ge=0, le=1 << 60)]
 Host = Annotated[str, msgspec.Meta(max_length=NAME_CHARS_MAX)]
 
 Ranks = Annotated[tuple[Rank, ...], msgspec.Meta(max_length=COPIES_MAX)]
-Id = tuple[Step, Attempt]
-"""(step, attempt)."""
 
 
 def pending_limit(images_size_bytes: int) -> int:
@@ -99,13 +96,13 @@ class Attach(msgspec.Struct, frozen=True, kw_only=True):
     group: str
     rank: Rank
     count: Count
-    attempt: Attempt | None
+    attempt: AttemptId | None
     takeover: bool
     durable: TierPolicies
     ram: TierPolicies | None
     ram_limit_bytes: Size | None
     linger_secs: Annotated[float, msgspec.Meta(ge=0)]
-    origin: Id | None = None
+    origin: CheckpointId | None = None
     leader: Host = ""
     host_count: Count = 1
     addresses: dict[Host, Annotated[str, msgspec.Meta(max_length=300)]] = {}
@@ -129,8 +126,8 @@ class Attached(msgspec.Struct, frozen=True, kw_only=True):
         cursor: where the notices that concern the trainer's group begin.
     """
 
-    attempt: int
-    origin: Id | None
+    attempt: AttemptId
+    origin: CheckpointId | None
     seat: int
     ram_folder: str | None
     warnings: tuple[str, ...] = ()
@@ -142,20 +139,20 @@ class Branch(msgspec.Struct, frozen=True, kw_only=True):
 
     group: str
     rank: Rank
-    attempt: Attempt
-    origin: Id | None
+    attempt: AttemptId
+    origin: CheckpointId | None
 
 
 class WantListing(msgspec.Struct, frozen=True, kw_only=True):
     """Ask for the newest checkpoints in the durable tier, as they were when an attempt began."""
 
-    attempt: Attempt
+    attempt: AttemptId
 
 
 class ListedCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
     """One checkpoint of a `DurableListing`: the sizes of its objects, in bytes by file name."""
 
-    id: Id
+    id: CheckpointId
     committed: bool
     sizes: dict[str, Size]
 
@@ -184,7 +181,7 @@ class WantSlot(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     rank: Rank
-    id: Id
+    id: CheckpointId
     size_bytes: Size
     copies: Ranks = ()
     copy_of: Rank | None = None
@@ -194,7 +191,7 @@ class FillStarted(msgspec.Struct, frozen=True, kw_only=True):
     """Report that a trainer fills an image into its spare slot; `copies` as in `WantSlot`."""
 
     rank: Rank
-    id: Id
+    id: CheckpointId
     copies: Ranks = ()
 
 
@@ -202,7 +199,7 @@ class Copied(msgspec.Struct, frozen=True, kw_only=True):
     """Report the end of the copies that a trainer was to make; those in `made` are in its slots."""
 
     rank: Rank
-    id: Id
+    id: CheckpointId
     copies: Ranks
     made: Ranks
 
@@ -243,7 +240,7 @@ class Sealed(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     rank: Rank
-    id: Id
+    id: CheckpointId
     part_count: Count
     tier: Annotated[str, msgspec.Meta(pattern="^(ram|durable)$")]
     durable: bool
@@ -258,7 +255,7 @@ class Abandoned(msgspec.Struct, frozen=True, kw_only=True):
     """Report that a trainer could not make its part of a checkpoint, or has `skipped` it."""
 
     rank: Rank
-    id: Id
+    id: CheckpointId
     reason: str
     skipped: bool = False
 
@@ -273,7 +270,7 @@ class Watch(msgspec.Struct, frozen=True, kw_only=True):
     group: str
     rank: Rank
     cursor: Number
-    pending: Annotated[tuple[Id, ...], msgspec.Meta(max_length=WATCHED_MAX)] = ()
+    pending: Annotated[tuple[CheckpointId, ...], msgspec.Meta(max_length=WATCHED_MAX)] = ()
 
 
 class Notice(msgspec.Struct, frozen=True, kw_only=True):
@@ -289,7 +286,7 @@ class Notice(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     kind: str
-    id: Id | None = None
+    id: CheckpointId | None = None
     reason: str = ""
     data: Any = None
 
@@ -303,7 +300,7 @@ class Notices(msgspec.Struct, frozen=True, kw_only=True):
 
     cursor: int
     notices: tuple[Notice, ...]
-    unknown: tuple[Id, ...] = ()
+    unknown: tuple[CheckpointId, ...] = ()
 
 
 class Judged(msgspec.Struct, frozen=True, kw_only=True):
@@ -314,8 +311,8 @@ class Judged(msgspec.Struct, frozen=True, kw_only=True):
         keep: The checkpoints to keep of those in the notice.
     """
 
-    newest: Id
-    keep: tuple[Id, ...]
+    newest: CheckpointId
+    keep: tuple[CheckpointId, ...]
 
 
 class RequestSave(msgspec.Struct, frozen=True, kw_only=True):
@@ -334,7 +331,7 @@ class Requested(msgspec.Struct, frozen=True, kw_only=True):
 class Delete(msgspec.Struct, frozen=True, kw_only=True):
     """Remove checkpoints from every tier. `by_user`: a person wants it, not a trainer."""
 
-    ids: tuple[Id, ...]
+    ids: tuple[CheckpointId, ...]
     by_user: bool = False
 
 
@@ -403,17 +400,24 @@ class TrainerStatus(msgspec.Struct, frozen=True, kw_only=True):
 class HeldStatus(msgspec.Struct, frozen=True, kw_only=True):
     """One checkpoint that the agent holds.
 
-    `complete` and `committed` hold for all hosts together, as far as this agent knows.
+    `complete` and `committed` hold for all hosts together, as far as this agent knows. `attempt` is
+    the number of the attempt.
     """
 
     step: int
     attempt: int
+    attempt_token: str
     complete: bool
     parts_in_ram: int
     part_count: int
     committed: bool
     durable_due: bool
     failed: str | None
+
+    @property
+    def id(self) -> CheckpointId:
+        """The checkpoint."""
+        return CheckpointId(self.step, AttemptId(self.attempt, self.attempt_token))
 
 
 class RemoteStatus(msgspec.Struct, frozen=True, kw_only=True):

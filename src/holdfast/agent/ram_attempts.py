@@ -1,41 +1,24 @@
-"""The records of the attempts whose checkpoints are in this host's RAM, as these attempts began.
+"""Which attempts in this host's RAM are not those of the place that is open.
 
-RAM is found by the run's id. A directory and its remote tier have one id. If they were trained
-apart, they have attempts of one number that differ, and what one of them has in RAM is no
-checkpoint of the other. So an agent notes each attempt in its folder, and the next agent, and every
-reader, compare the records with those of the place that they have open.
+RAM is found by the run's id. A directory and its remote tier have one id, and a directory that was
+put back to an earlier state keeps it. If one of them was trained apart, its attempts have other
+identities, and what RAM has of them is no checkpoint of the other. An agent notes the place that it
+works on in its folder: RAM of an attempt whose record is missing there was made elsewhere, or the
+place has lost the record.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from pathlib import Path
 
 from holdfast.engine.lifecycle.attempts import read_attempt
-from holdfast.errors import HoldfastError, ObjectNotFoundError
-from holdfast.format.records import AttemptRecord
-from holdfast.format.sealed import seal, unseal
+from holdfast.errors import ObjectNotFoundError
+from holdfast.format.names import AttemptId
 from holdfast.store.durable import DurableStore
 
 PLACE = "place"
-
-
-def note_attempt(folder: Path, record: AttemptRecord, others: Collection[int]) -> None:
-    """Note an attempt in the agent's folder, and forget all but that and the `others`.
-
-    Raises:
-        OSError: It cannot be written.
-    """
-    path = _path(folder, record.attempt)
-    unfinished = path.with_suffix(f".{os.getpid()}")
-    unfinished.write_bytes(seal(record))
-    unfinished.replace(path)
-    kept = {_path(folder, number) for number in (record.attempt, *others)}
-    for known in folder.glob("attempt-*"):
-        if known not in kept:
-            known.unlink(missing_ok=True)
 
 
 def note_place(folder: Path, place: str) -> None:
@@ -54,37 +37,24 @@ def noted_place(folder: Path) -> str | None:
     return None
 
 
-def foreign_attempts(folder: Path, store: DurableStore, numbers: Iterable[int]) -> set[int]:
-    """Return those of the attempts whose record here is not the one that `store` has.
+def foreign_attempts(
+    folder: Path, store: DurableStore, attempts: Collection[AttemptId]
+) -> set[AttemptId]:
+    """Return those of the attempts that are not the attempts of `store`.
 
-    One that was not noted counts as the store's own, and so do all if this is the place that was
-    noted.
+    One that `store` has no record of is foreign if the last agent worked on another place. At this
+    place its record was lost, and whoever finds it decides.
 
     Raises:
         StorageError, CheckpointDamagedError, NewerFormatError: The store's record cannot be read.
     """
-    found: set[int] = set()
-    if noted_place(folder) == store.home.location_text:
-        return found
-    for number in numbers:
-        noted = _noted(folder, number)
-        if noted is None:
-            continue
+    is_here = noted_place(folder) in (None, store.home.location_text)
+    foreign = set()
+    for attempt in attempts:
         try:
-            is_own = read_attempt(store, number) == noted
+            is_foreign = read_attempt(store, attempt.number).attempt != attempt
         except ObjectNotFoundError:
-            is_own = False
-        if not is_own:
-            found.add(number)
-    return found
-
-
-def _noted(folder: Path, number: int) -> AttemptRecord | None:
-    path = _path(folder, number)
-    with contextlib.suppress(OSError, HoldfastError):
-        return unseal(path.read_bytes(), AttemptRecord, str(path))
-    return None
-
-
-def _path(folder: Path, number: int) -> Path:
-    return folder / f"attempt-{number:09d}.json"
+            is_foreign = not is_here
+        if is_foreign:
+            foreign.add(attempt)
+    return foreign

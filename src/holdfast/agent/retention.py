@@ -28,7 +28,7 @@ from holdfast.coordination.messages import CheckpointStatus
 from holdfast.engine.lifecycle.attempts import (
     attempt_numbers,
     mend_attempts,
-    newest_attempt,
+    newest_number,
     read_attempts,
 )
 from holdfast.engine.lifecycle.catalog import Listing, list_checkpoints, list_folder
@@ -49,7 +49,15 @@ from holdfast.events.schema import (
     RecordMended,
     RecoveryFailed,
 )
-from holdfast.format.names import CHECKPOINTS, CheckpointId
+from holdfast.format.names import (
+    CHECKPOINTS,
+    NO_AGE,
+    NO_ATTEMPT,
+    Age,
+    AttemptId,
+    CheckpointId,
+    age_of,
+)
 from holdfast.format.records import AttemptRecord, Manifest, encode_metrics
 from holdfast.format.timeline import last_steps
 from holdfast.policy.contexts import CheckpointInfo
@@ -61,9 +69,6 @@ NOTICE_OF = {
     CheckpointStatus.FAILED: "failed",
     CheckpointStatus.DROPPED: "dropped",
 }
-
-_NEVER = (0, -1)
-"""An age below that of any checkpoint."""
 
 log = logging.getLogger(__name__)
 
@@ -92,14 +97,14 @@ class Retention:
         self._storage_worker = storage_worker
         self._coordinator = coordinator
         self._infos: dict[CheckpointId, CheckpointInfo] = {}
-        self._unsecured: tuple[int, int] | None = _NEVER
+        self._unsecured: Age | None = NO_AGE
         """The age of the newest dropped checkpoint; None if a newer one is protected."""
         self._unpreserved: set[CheckpointId] = set()
         """The commits after which preservation has not ended yet."""
         self._asked: dict[CheckpointId, set[CheckpointId]] = {}
         """For each commit that the user's own policy still has to judge: what may be removed."""
         self._preserving: set[asyncio.Task[None]] = set()
-        self._swept_attempt = 0
+        self._swept_attempt = NO_ATTEMPT
         """The attempt whose first commit was followed by a check of all records."""
         self.has_recovered = False
         """Whether what earlier attempts left was recovered before a trainer attached."""
@@ -115,7 +120,7 @@ class Retention:
         whole = [c for c, listed in self._storage_worker.in_ram().items() if listed.is_whole]
         await self._recover(whole, None)
 
-    def recover_earlier(self, attempt: int) -> None:
+    def recover_earlier(self, attempt: AttemptId) -> None:
         """Recover what attempts before `attempt` left; called where this host leads that attempt.
 
         Checkpoints that any host of the attempt holds are not touched, and become durable as usual.
@@ -123,16 +128,14 @@ class Retention:
         held = self._coordinator.node.held_ids()
         self._begin(self._recover(held, attempt))
 
-    async def _recover(self, held: Collection[CheckpointId], attempt: int | None) -> None:
+    async def _recover(self, held: Collection[CheckpointId], attempt: AttemptId | None) -> None:
         state, worker = self._state, self._storage_worker
         try:
             if attempt is None:
                 listing = await worker.query(lambda: worker.list_for_opening(is_for_start=True))
-                newest = state.events.attempt = listing.newest_attempt
-                if (
-                    newest in listing.attempts
-                    and listing.attempts[newest].host != state.config.host
-                ):
+                state.events.attempt = listing.newest_number
+                newest = listing.attempts.get(listing.newest_number)
+                if newest is not None and newest.host != state.config.host:
                     return
                 self.has_recovered = True
             else:
@@ -159,7 +162,7 @@ class Retention:
         else:
             for one in recovery.committed:
                 state.events.write(
-                    CheckpointCommitted(step=one.step, attempt=one.attempt, by="recovery")
+                    CheckpointCommitted(step=one.step, attempt=one.attempt.number, by="recovery")
                 )
             self._report_cleared(recovery.cleared)
             self._report_mended(recovery.mended)
@@ -183,7 +186,7 @@ class Retention:
         """Read the newest attempt, in whose file the agent's events belong."""
         state = self._state
         try:
-            state.events.attempt = await self._storage_worker.query(newest_attempt, state.durable)
+            state.events.attempt = await self._storage_worker.query(newest_number, state.durable)
         except StorageError as error:
             state.events.write(DurableUnreadable(reason=str(error)))
 
@@ -195,7 +198,7 @@ class Retention:
         self._state.events.write(
             CheckpointCommitted(
                 step=checkpoint.step,
-                attempt=checkpoint.attempt,
+                attempt=checkpoint.attempt.number,
                 bytes=size_bytes,
                 secs=round(secs, 4),
             )
@@ -206,7 +209,7 @@ class Retention:
     def preserve_again(self) -> None:
         """Apply preservation once more: a checkpoint is not being copied any more."""
         node = self._coordinator.node
-        newest = max(self._infos, key=_age, default=None)
+        newest = max(self._infos, key=age_of, default=None)
         if newest is not None and node.is_leading:
             self._begin(self._apply_preservation(newest))
 
@@ -234,7 +237,7 @@ class Retention:
         """
         kind = NOTICE_OF[effect.status]
         if effect.status is CheckpointStatus.PROTECTED:
-            makes_good = self._unsecured is not None and _age(effect.id) > self._unsecured
+            makes_good = self._unsecured is not None and effect.id.age > self._unsecured
             if makes_good:
                 self._unsecured = None
             elif effect.is_due:
@@ -245,13 +248,13 @@ class Retention:
             elif effect.id.attempt < self._coordinator.node.attempt:
                 kind = "left behind"
             else:
-                self._unsecured = max(_age(effect.id), self._unsecured or _NEVER)
+                self._unsecured = max(effect.id.age, self._unsecured or NO_AGE)
         info = self._infos.get(effect.id)
         is_known = effect.status is CheckpointStatus.COMMITTED and info is not None
         self._state.notices.post(
             Notice(
                 kind=kind,
-                id=_id(effect.id),
+                id=effect.id,
                 reason=effect.reason,
                 data=_info_message(effect.id, info) if is_known and info is not None else None,
             )
@@ -315,7 +318,7 @@ class Retention:
         """
         # Taken before the first await: a commit during it asks the policy again.
         drops = self._asked.get(newest, set())
-        answered = [commit for commit in self._asked if _age(commit) <= _age(newest)]
+        answered = [commit for commit in self._asked if commit.age <= newest.age]
         for commit in answered:
             del self._asked[commit]
         try:
@@ -337,7 +340,7 @@ class Retention:
 
     def _notify_preserved(self, newest: CheckpointId) -> None:
         self._unpreserved.discard(newest)
-        self._state.notices.post(Notice(kind="preserved", id=_id(newest)))
+        self._state.notices.post(Notice(kind="preserved", id=newest))
 
     async def _apply_preservation(self, newest: CheckpointId) -> None:
         pending = frozenset(self._coordinator.node.pending_ids())
@@ -353,7 +356,7 @@ class Retention:
         if tidied.drops:
             self._asked[newest] = set(tidied.drops)
             infos = [_info_message(c, self._infos[c]) for c in tidied.timeline]
-            self._state.notices.post(Notice(kind="judge", id=_id(newest), data=infos))
+            self._state.notices.post(Notice(kind="judge", id=newest, data=infos))
 
     async def _tidy(self, work: Callable[[_Tidied], None]) -> _Tidied:
         """Run `work` on the writing thread; report its removals, also if it fails later."""
@@ -372,7 +375,7 @@ class Retention:
 
     def _report_cleared(self, checkpoints: Iterable[CheckpointId]) -> None:
         for one in checkpoints:
-            self._state.events.write(CheckpointCleared(step=one.step, attempt=one.attempt))
+            self._state.events.write(CheckpointCleared(step=one.step, attempt=one.attempt.number))
 
     def _report_removed(self, checkpoints: Iterable[CheckpointId], reason: str) -> None:
         """Report removals to the events and to the coordination.
@@ -383,7 +386,9 @@ class Retention:
             self._infos.pop(checkpoint, None)
             self._coordinator.submit(inputs.Deleted(checkpoint))
             self._state.events.write(
-                CheckpointDeleted(step=checkpoint.step, attempt=checkpoint.attempt, reason=reason)
+                CheckpointDeleted(
+                    step=checkpoint.step, attempt=checkpoint.attempt.number, reason=reason
+                )
             )
 
     # On the writing thread.
@@ -409,7 +414,7 @@ class Retention:
             return
         self._remove_all(drops, tidied.removed, listed)
 
-    def _sweep_records(self, tidied: _Tidied, attempt: int) -> None:
+    def _sweep_records(self, tidied: _Tidied, attempt: AttemptId) -> None:
         """Check all records of the run and of its attempts, and remove old leases.
 
         An opening reads no more of them than it needs.
@@ -499,8 +504,8 @@ class Retention:
         self, checkpoint: CheckpointId, listed: dict[CheckpointId, Listing] | None = None
     ) -> None:
         """Remove a checkpoint from both tiers; `listed` is the durable one's listing, if known."""
-        known, newest = self._coordinator.node.attempt, newest_attempt(self._state.durable)
-        if newest > known:
+        known, newest = self._coordinator.node.attempt, newest_number(self._state.durable)
+        if newest > known.number:
             raise FencedError(
                 f"delete {checkpoint}: attempt {newest} has taken the run over from attempt "
                 f"{known}, and may continue from it; stop this process"
@@ -531,15 +536,6 @@ class Retention:
         return remove_durable(self._state.durable, listed, removed, images=images, in_care=in_care)
 
 
-def _age(checkpoint: CheckpointId) -> tuple[int, int]:
-    """Return a key that orders checkpoints by when they were taken: by attempt, then step."""
-    return checkpoint.attempt, checkpoint.step
-
-
-def _id(checkpoint: CheckpointId) -> tuple[int, int]:
-    return checkpoint.step, checkpoint.attempt
-
-
 def _info_message(checkpoint: CheckpointId, info: CheckpointInfo) -> dict[str, Any]:
     metrics = encode_metrics(dict(info.metrics)) if info.metrics is not None else None
-    return {"id": _id(checkpoint), "time": info.time, "metrics": metrics}
+    return {"id": checkpoint, "time": info.time, "metrics": metrics}

@@ -27,6 +27,7 @@ from holdfast.coordination.survivability import (
 )
 from holdfast.errors import InvalidArgumentError
 from holdfast.format.json_codec import decode
+from holdfast.format.names import AttemptId
 from holdfast.peers.address import PeerAddress
 from holdfast.peers.directory import PeerDirectory
 from holdfast.peers.tls import client_context
@@ -58,7 +59,7 @@ class HostStatus(msgspec.Struct, frozen=True, kw_only=True):
     domain: Name
     version: Name
     pid: int
-    attempt: int
+    attempt: AttemptId
     leader: Name | None
     ranks: tuple[int, ...]
     ram_bytes: int
@@ -263,7 +264,7 @@ def job_of(
     # A host of an earlier start that the leader does not know is no part of this job.
     names = known.keys() | (seen.keys() if lead is not None else answers.keys())
     return JobStatus(
-        attempt=attempt,
+        attempt=attempt.number,
         leader=leading.host if leading is not None else own.leader,
         leader_answers=lead is not None,
         rank_count=lead.rank_count if lead is not None else None,
@@ -329,7 +330,7 @@ def _silent(
 def _held_entry(held: Held) -> HeldCheckpoint:
     return HeldCheckpoint(
         step=held.id.step,
-        attempt=held.id.attempt,
+        attempt=held.id.attempt.number,
         own=tuple(ranks_in(held.own)),
         copies=tuple(ranks_in(held.replicas)),
     )

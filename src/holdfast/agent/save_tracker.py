@@ -171,7 +171,7 @@ class SaveTracker:
             state.events.write(
                 CheckpointFailed(
                     step=checkpoint.step,
-                    attempt=checkpoint.attempt,
+                    attempt=checkpoint.attempt.number,
                     rank=request.rank,
                     reason=request.reason,
                 )
@@ -185,7 +185,7 @@ class SaveTracker:
         self._state.events.write(
             PartSaved(
                 step=checkpoint.step,
-                attempt=checkpoint.attempt,
+                attempt=checkpoint.attempt.number,
                 rank=request.rank,
                 tier=request.tier,
                 blocked_secs=request.blocked_secs,
@@ -213,8 +213,7 @@ class SaveTracker:
         self._state.filling.pop(rank, None)
         self._state.slots.release(rank)
 
-    def _checked(self, found: tuple[int, int]) -> CheckpointId:
-        checkpoint = CheckpointId(*found)
+    def _checked(self, checkpoint: CheckpointId) -> CheckpointId:
         group = self._state.group
         if group is None or group.attempt != checkpoint.attempt:
             raise FencedError(

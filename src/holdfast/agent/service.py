@@ -303,7 +303,7 @@ class Service:
         self._recorded[known] = None
         while len(self._recorded) > RECORDED_MAX:
             del self._recorded[next(iter(self._recorded))]
-        events, step, attempt = self._state.events, effect.id.step, effect.id.attempt
+        events, step, attempt = self._state.events, effect.id.step, effect.id.attempt.number
         match effect.status:
             case CheckpointStatus.COMPLETE:
                 tier = self._coordinator.node.tier_of(effect.id)
@@ -450,12 +450,12 @@ class Service:
         notices = await self._state.notices.after(request.cursor)
         # No notice of these will follow: a reported part is held, or its end was notified before.
         holds = self._coordinator.node.holds
-        unknown = tuple(found for found in request.pending if not holds(CheckpointId(*found)))
+        unknown = tuple(found for found in request.pending if not holds(found))
         return msgspec.structs.replace(notices, unknown=unknown)
 
     async def judged(self, request: protocol.Judged, pid: int) -> protocol.Empty:
-        keep = [CheckpointId(*c) for c in request.keep]
-        await self._retention.judged(CheckpointId(*request.newest), keep)
+        keep = request.keep
+        await self._retention.judged(request.newest, keep)
         return protocol.Empty()
 
     async def request_save(self, request: protocol.RequestSave, pid: int) -> protocol.Requested:
@@ -487,8 +487,8 @@ class Service:
                 f"({self._coordinator.node.attempt}); stop it"
             )
         for found in request.ids:
-            await self._retention.delete_everywhere(CheckpointId(*found))
-            await self._uploader.remove_remote(CheckpointId(*found))
+            await self._retention.delete_everywhere(found)
+            await self._uploader.remove_remote(found)
         return protocol.Empty()
 
     async def upload(self, request: protocol.Empty, pid: int) -> protocol.Empty:
@@ -552,7 +552,7 @@ class Service:
             run_id=state.config.run_id,
             host=state.config.host,
             pid=os.getpid(),
-            attempt=group.attempt if group else state.events.attempt,
+            attempt=group.attempt.number if group else state.events.attempt,
             folder=state.config.folder,
             ram_bytes=state.pool.size_bytes(),
             trainers=tuple(
@@ -612,7 +612,8 @@ class Service:
             found.append(
                 protocol.HeldStatus(
                     step=held.id.step,
-                    attempt=held.id.attempt,
+                    attempt=held.id.attempt.number,
+                    attempt_token=held.id.attempt.token,
                     parts_in_ram=len(in_ram),
                     part_count=held.part_count,
                     complete=len(in_ram) == held.part_count or known.status in COMPLETE_STATUSES,

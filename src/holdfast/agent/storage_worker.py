@@ -18,17 +18,12 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from holdfast.agent.initial_inventory import OpeningListing
-from holdfast.agent.ram_attempts import foreign_attempts, note_attempt, note_place
+from holdfast.agent.ram_attempts import foreign_attempts, note_place
 from holdfast.agent.remote_leases import RemoteLeases
 from holdfast.agent.state import AgentState
 from holdfast.coordination import effects, inputs
 from holdfast.coordination.settings import PULLS_MAX
-from holdfast.engine.lifecycle.attempts import (
-    AttemptStart,
-    begin_attempt,
-    newest_attempt,
-    read_attempt,
-)
+from holdfast.engine.lifecycle.attempts import AttemptStart, begin_attempt, newest_attempt
 from holdfast.engine.lifecycle.catalog import Listing, list_checkpoints, list_folder
 from holdfast.engine.lifecycle.commit import check_not_fenced, commit, read_part, remove
 from holdfast.engine.lifecycle.leases import Lease, Leases, LeaseWriter
@@ -48,7 +43,7 @@ from holdfast.errors import (
     StorageRefusedError,
 )
 from holdfast.events.schema import CopyFailed, RamUnavailable
-from holdfast.format.names import STEP_MAX, CheckpointId, part_key
+from holdfast.format.names import NO_ATTEMPT, STEP_MAX, AttemptId, CheckpointId, part_key
 from holdfast.format.records import AttemptRecord, CheckpointSpec, Manifest
 from holdfast.format.timeline import last_steps
 from holdfast.peers.directory import PeerDirectory
@@ -112,8 +107,6 @@ class StorageWorker:
         self.known_attempts: dict[int, AttemptRecord] = {}
         """The records of attempts that were read; they never change."""
         self._known_remote_attempts: dict[int, AttemptRecord] = {}
-        self._begun: AttemptRecord | None = None
-        """The attempt that this host has begun last."""
         self.opening = OpeningListing(state.clock)
 
     def close(self) -> None:
@@ -223,7 +216,7 @@ class StorageWorker:
             self._note(error)
             return inputs.ListingFailed(_reason(error), _is_final(error))
 
-    async def newest_for(self, attempt: int) -> NewestListing | None:
+    async def newest_for(self, attempt: AttemptId) -> NewestListing | None:
         """Return the newest checkpoints for readers of an attempt, listed once on this host.
 
         Returns:
@@ -243,7 +236,7 @@ class StorageWorker:
         try:
             is_begun = await self.query(self._begin, wanted)
         except Exception as error:
-            log.warning("cannot begin attempt %d: %s", wanted.attempt, error)
+            log.warning("cannot begin attempt %s: %s", wanted.attempt, error)
             self._note(error)
             return inputs.BeginFailed(wanted, _reason(error), _is_final(error))
         return (inputs.AttemptBegun if is_begun else inputs.AttemptTaken)(wanted)
@@ -269,9 +262,9 @@ class StorageWorker:
     async def read_lease(self, wanted: effects.ReadLease) -> inputs.LeaseRead | inputs.LeaseNotRead:
         """Read the lease of an attempt that another host leads."""
         try:
-            lease = await self._lease_call(self._leases.read, wanted.attempt)
+            lease = await self._lease_call(self._leases.read, wanted.attempt.number)
         except HoldfastError as error:
-            log.warning("cannot read the lease of attempt %d: %s", wanted.attempt, error)
+            log.warning("cannot read the lease of attempt %s: %s", wanted.attempt, error)
             self._note(error)
             return inputs.LeaseNotRead(wanted.attempt, _reason(error), _is_final(error))
         return inputs.LeaseRead(wanted.attempt, lease)
@@ -279,7 +272,7 @@ class StorageWorker:
     async def _lease_call(self, call: Callable[..., T], *arguments: object) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._leasing, call, *arguments)
 
-    def _lease(self, attempt: int, incarnation: int, counter: int) -> Lease:
+    def _lease(self, attempt: AttemptId, incarnation: int, counter: int) -> Lease:
         config, group = self._state.config, self._state.group
         first = next(iter(group.present), None) if group is not None else None
         return Lease(
@@ -336,7 +329,7 @@ class StorageWorker:
             self._state.events.write(
                 CopyFailed(
                     step=wanted.id.step,
-                    attempt=wanted.id.attempt,
+                    attempt=wanted.id.attempt.number,
                     rank=wanted.rank,
                     source=wanted.source,
                     reason=_reason(error),
@@ -461,17 +454,17 @@ class StorageWorker:
         else:
             found = self.opening.take_for_start() or self.list_for_opening()
         newer = found
-        if remote is not None and remote.newest_attempt > found.newest_attempt:
+        if remote is not None and remote.newest_number > found.newest_number:
             # Begun by a start that shares the remote tier alone, maybe from an earlier checkpoint
             # than the newest one that this listing goes back to.
             newer, found = remote, self._list_newest(0)
         committed = found.committed_ids
         if remote is not None:
             committed |= remote.committed_ids
-        newest = newer.newest_attempt
+        newest = newer.attempts.get(newer.newest_number)
         return inputs.DurableListed(
-            newest_attempt=newest,
-            leader=newer.attempts[newest].host if newest in newer.attempts else "",
+            newest_attempt=newer.newest_attempt,
+            leader=newest.host if newest is not None else "",
             limits=last_steps(newer.attempts),
             committed=committed,
             parts=_listed(found.uncommitted),
@@ -528,7 +521,7 @@ class StorageWorker:
         self._lease_writer.write(self._lease(wanted.attempt, 0, 0))
         try:
             if remote is None:
-                is_whole = self.opening.has_whole(wanted.attempt - 1)
+                is_whole = self.opening.has_whole(wanted.attempt.number - 1)
                 record = begin_attempt(durable, wanted.attempt, start, is_previous_whole=is_whole)
             else:
                 record = begin_in_both(durable, remote.store, wanted.attempt, start)
@@ -540,43 +533,35 @@ class StorageWorker:
         if record is None:
             self.opening.forget_listing()
         else:
-            self._begun = record
             self.opening.begun(record)
         return record is not None
 
-    def note_in_ram(self, attempt: int) -> None:
-        """Note the attempt beside this host's RAM, which may get checkpoints of it from now on."""
-        self._reading.submit(self._note_in_ram, attempt)
+    def note_place(self) -> None:
+        """Note the run's place beside this host's RAM, which may get checkpoints from now on."""
+        self._reading.submit(self._note_place)
 
-    def _note_in_ram(self, attempt: int) -> None:
+    def _note_place(self) -> None:
         try:
-            begun = self._begun
-            if begun is not None and begun.attempt == attempt:
-                record = begun
-            else:
-                known = self.known_attempts.get(attempt)
-                record = known or read_attempt(self._state.durable, attempt)
-            held = {checkpoint.attempt for checkpoint in self.in_ram()}
-            note_attempt(self._state.folder, record, held)
             note_place(self._state.folder, self._state.run)
-        except (HoldfastError, OSError) as error:
-            log.info("attempt %d is not noted beside the RAM tier: %s", attempt, error)
+        except OSError as error:
+            log.info("%s is not noted beside the RAM tier: %s", self._state.run, error)
 
-    async def drop_foreign(self) -> set[int]:
-        """Drop what RAM has of attempts that began elsewhere; return their numbers."""
+    async def drop_foreign(self) -> set[AttemptId]:
+        """Drop what RAM has of attempts that are not this run's; return these attempts."""
         return await self.query(self._drop_foreign)
 
-    def _drop_foreign(self) -> set[int]:
+    def _drop_foreign(self) -> set[AttemptId]:
         ram = self._state.ram
         try:
             listed = list_checkpoints(ram)
-            numbers = {checkpoint.attempt for checkpoint in listed}
-            found = foreign_attempts(self._state.folder, self._state.durable, numbers)
+            attempts = {checkpoint.attempt for checkpoint in listed}
+            foreign = foreign_attempts(self._state.folder, self._state.durable, attempts)
             for checkpoint, listing in listed.items():
-                if checkpoint.attempt in found:
+                if checkpoint.attempt in foreign:
                     log.warning(
-                        "%s in RAM is of another attempt %d than %s has; it is dropped",
-                        checkpoint,
+                        "step %d in RAM is of another attempt %s than %s has, which was put back "
+                        "to an earlier state or trained apart; it is dropped",
+                        checkpoint.step,
                         checkpoint.attempt,
                         self._state.run,
                     )
@@ -584,12 +569,12 @@ class StorageWorker:
         except HoldfastError as error:
             log.warning("the attempts of what is in RAM cannot be compared: %s", error)
             return set()
-        return found
+        return foreign
 
-    def remove_old_leases(self, attempt: int) -> None:
+    def remove_old_leases(self, attempt: AttemptId) -> None:
         """Remove the leases of earlier attempts, which are only leftovers."""
         with contextlib.suppress(StorageError):
-            self._leases.remove_before(attempt)
+            self._leases.remove_before(attempt.number)
 
     def _note(self, error: Exception) -> None:
         self.problem = error if isinstance(error, HoldfastError) else None
@@ -623,14 +608,14 @@ class StorageWorker:
                 return StorageError(reason)
         return error
 
-    async def _newer_attempt(self, error: Exception) -> int:
-        """Return the attempt that fenced a failed operation; 0 if it failed for another reason."""
+    async def _newer_attempt(self, error: Exception) -> AttemptId:
+        """Return the attempt that fenced a failed operation; none if it failed otherwise."""
         if not isinstance(error, FencedError):
-            return 0
+            return NO_ATTEMPT
         try:
             return await self.query(newest_attempt, self._state.durable)
-        except StorageError:
-            return 0
+        except HoldfastError:
+            return NO_ATTEMPT
 
 
 def _listed(listings: dict[CheckpointId, Listing]) -> dict[CheckpointId, inputs.Listed]:

@@ -19,7 +19,7 @@ import psutil
 
 from holdfast.agent.control_block import SEAT_COUNT
 from holdfast.format.json_codec import decode
-from holdfast.format.names import CheckpointId
+from holdfast.format.names import NO_ATTEMPT, AttemptId, CheckpointId
 
 log = logging.getLogger(__name__)
 
@@ -52,19 +52,19 @@ class GroupRecord(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     group: str
-    attempt: int
+    attempt: AttemptId
     count: int
     run: str = ""
     members: tuple[TrainerProcess, ...] = ()
     is_broken: bool = False
     leader: str = ""
     successors: tuple[str, ...] = ()
-    origin: tuple[int, int] | None = None
+    origin: CheckpointId | None = None
     addresses: dict[str, str] = {}
     domain: str = ""
     copies: Annotated[int, msgspec.Meta(ge=1)] = 2
     heartbeat_secs: Annotated[float, msgspec.Meta(gt=0, le=3600)] = 1.0
-    ended_attempt: int = 0
+    ended_attempt: AttemptId = NO_ATTEMPT
 
 
 @dataclass(slots=True)
@@ -73,7 +73,7 @@ class TrainerGroup:
 
     Attributes:
         group: the random token that rank 0 drew.
-        attempt: 0 until it has begun.
+        attempt: `NO_ATTEMPT` until it has begun.
         leader: the host of rank 0.
         left: the ranks that detached before they ended.
         lost: the ranks that ended without detaching.
@@ -81,7 +81,7 @@ class TrainerGroup:
     """
 
     group: str
-    attempt: int
+    attempt: AttemptId
     count: int
     leader: str
     origin: CheckpointId | None = None

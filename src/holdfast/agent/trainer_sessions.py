@@ -51,7 +51,11 @@ from holdfast.events.schema import (
     TrainerLeft,
     TrainerLost,
 )
-from holdfast.format.names import CheckpointId
+from holdfast.format.names import (
+    NO_ATTEMPT,
+    AttemptId,
+    CheckpointId,
+)
 from holdfast.peers.address import parsed_addresses
 
 log = logging.getLogger(__name__)
@@ -169,7 +173,7 @@ class TrainerSessions:
             raise FencedError("branch: another attempt has taken the run over; stop this process")
         if request.rank not in group.members:
             raise InvalidArgumentError(f"branch: rank {request.rank} is not attached")
-        origin = CheckpointId(*request.origin) if request.origin else None
+        origin = request.origin
         if origin is not None and request.attempt == group.attempt:
             await self._check_there(origin)
         # Another rank, here or on another host, may have asked for it, and it may have begun.
@@ -236,9 +240,9 @@ class TrainerSessions:
             return False
         group.attempt, group.origin = effect.attempt, effect.origin
         self._storage_worker.opening.on_joined(effect.attempt)
-        self._storage_worker.note_in_ram(effect.attempt)
-        state.events.attempt = effect.attempt
-        state.control.cells[control_block.ATTEMPT] = effect.attempt
+        self._storage_worker.note_place()
+        state.events.attempt = effect.attempt.number
+        state.control.cells[control_block.ATTEMPT] = effect.attempt.number
         if start is not None and 0 in group.members:
             origin = effect.origin
             state.events.write(
@@ -246,7 +250,7 @@ class TrainerSessions:
                     pid=group.members[0].pid,
                     processes=group.count,
                     origin_step=origin.step if origin is not None else None,
-                    origin_attempt=origin.attempt if origin is not None else None,
+                    origin_attempt=origin.attempt.number if origin is not None else None,
                 )
             )
         elif start is None:
@@ -254,7 +258,7 @@ class TrainerSessions:
             state.events.write(
                 AttemptBranched(
                     origin_step=origin.step if origin is not None else None,
-                    origin_attempt=origin.attempt if origin is not None else None,
+                    origin_attempt=origin.attempt.number if origin is not None else None,
                 )
             )
         branching, self._branching = self._branching, None
@@ -285,7 +289,7 @@ class TrainerSessions:
         self._state.events.write(
             CheckpointGivenUp(
                 step=effect.id.step,
-                attempt=effect.id.attempt,
+                attempt=effect.id.attempt.number,
                 status=effect.status.value,
                 reason=effect.reason,
             )
@@ -311,7 +315,7 @@ class TrainerSessions:
             return
         self._release_group()
         # Each trainer reads this cell at its next step, and asks.
-        state.control.cells[control_block.ATTEMPT] = effect.attempt
+        state.control.cells[control_block.ATTEMPT] = effect.attempt.number
         # A trainer that waits for a save does not read the cell, and no agent may ever report that
         # save's end: the notice ends the wait.
         reason = (
@@ -319,7 +323,7 @@ class TrainerSessions:
             f"attempt {group.attempt} ({effect.reason}); stop this process"
         )
         state.notices.post(Notice(kind="fenced", reason=reason, data=group.group))
-        state.events.write(AttemptFenced(by_attempt=effect.attempt, reason=effect.reason))
+        state.events.write(AttemptFenced(by_attempt=effect.attempt.number, reason=effect.reason))
         if self._branching is not None:
             branching, self._branching = self._branching, None
             branching.end(FencedError(f"branch: {effect.reason}; stop this process"))
@@ -332,7 +336,7 @@ class TrainerSessions:
         origin = group.origin
         return protocol.Attached(
             attempt=group.attempt,
-            origin=(origin.step, origin.attempt) if origin else None,
+            origin=origin,
             seat=member.seat,
             ram_folder=str(self._state.ram.root) if has_ram else None,
             cursor=group.cursor,
@@ -349,7 +353,7 @@ class TrainerSessions:
             start = self._starts.get(request.group)
             if start is None:
                 leader = request.leader or self._state.config.host
-                start = PendingStart(TrainerGroup(request.group, 0, request.count, leader))
+                start = PendingStart(TrainerGroup(request.group, NO_ATTEMPT, request.count, leader))
                 # Earlier notices concern the trainers before them.
                 start.group.cursor = self._state.notices.count
             group = start.group
@@ -399,7 +403,7 @@ class TrainerSessions:
             settings=layout.settings,
         )
 
-    async def _reattach(self, request: protocol.Attach, attempt: int) -> None:
+    async def _reattach(self, request: protocol.Attach, attempt: AttemptId) -> None:
         """Restore the group of a trainer of a previous agent, whose record may be lost.
 
         Starts that wait are refused: the attempt is live.
@@ -425,10 +429,10 @@ class TrainerSessions:
                 refused.end(RunBusyError(f"{busy}; stop it first"))
             leader = request.leader or self._state.config.host
             group = TrainerGroup(request.group, attempt, request.count, leader)
-            group.origin = CheckpointId(*request.origin) if request.origin else None
+            group.origin = request.origin
             self._state.group = group
-            self._state.events.attempt = attempt
-            self._state.control.cells[control_block.ATTEMPT] = attempt
+            self._state.events.attempt = attempt.number
+            self._state.control.cells[control_block.ATTEMPT] = attempt.number
             self._coordinator.restart(
                 found_again(self._state, self._storage_worker, None, group, rank=request.rank),
                 domain=request.domain or self._state.config.host,
@@ -573,7 +577,7 @@ class TrainerSessions:
         A rank may have ended between sealing a part and reporting it.
         """
         for checkpoint, listed in self._storage_worker.in_ram().items():
-            is_theirs = group.attempt > 0 and checkpoint.attempt == group.attempt
+            is_theirs = bool(group.attempt) and checkpoint.attempt == group.attempt
             for rank in sorted(listed.ranks & group.members.keys()) if is_theirs else ():
                 self._coordinator.submit(
                     inputs.PartSealed(

@@ -76,7 +76,7 @@ async def _follow(
         try:
             report = await _ask(session, peers, own_host, host, order)
         except (TimeoutError, OSError, ValueError) as error:
-            log.info("host %s uploads no parts of step %d: %s", host, order.step, error)
+            log.info("host %s uploads no parts of step %d: %s", host, order.id.step, error)
             break
         found = wanted.intersection(report.done)
         if (len(found), report.written_bytes) != (len(done), written_bytes):
@@ -86,7 +86,7 @@ async def _follow(
         if done == wanted:
             break
         if report.problem:
-            log.info("host %s cannot upload step %d: %s", host, order.step, report.problem)
+            log.info("host %s cannot upload step %d: %s", host, order.id.step, report.problem)
             break
         await asyncio.sleep(POLL_SECS)
     return done, written_bytes

@@ -32,7 +32,7 @@ from holdfast.agent.storage_worker import StorageWorker
 from holdfast.agent.upload_requests import ask_all
 from holdfast.coordination import effects, inputs
 from holdfast.coordination.rank_runs import Runs, ranks_in, runs_of
-from holdfast.engine.lifecycle.attempts import newest_attempt
+from holdfast.engine.lifecycle.attempts import newest_number
 from holdfast.engine.lifecycle.commit import check_not_fenced, is_committed
 from holdfast.engine.lifecycle.manifests import info_of, read_manifests
 from holdfast.engine.lifecycle.run import check_run
@@ -157,8 +157,8 @@ class Uploader:
         present, durable = self._coordinator.node.attempt, self._state.durable
 
         def look() -> int:
-            newest = newest_attempt(remote.store)
-            if newest > present:
+            newest = newest_number(remote.store)
+            if newest > present.number:
                 # Another run may be there by now.
                 check_same_run(durable, remote.store, self._state.config.run_id)
             return newest
@@ -168,7 +168,7 @@ class Uploader:
         except HoldfastError as error:
             log.info("the attempts in the remote tier cannot be used: %s", error)
             return
-        if newest <= self._coordinator.node.attempt:
+        if newest <= self._coordinator.node.attempt.number:
             return
         if newest == self._newer_attempt:
             await self._check_fenced(FencedError(f"attempt {newest} has begun there"))
@@ -244,7 +244,9 @@ class Uploader:
 
         if await in_thread(remove_checkpoint):
             self._state.events.write(
-                RemoteDeleted(step=checkpoint.step, attempt=checkpoint.attempt, reason="asked")
+                RemoteDeleted(
+                    step=checkpoint.step, attempt=checkpoint.attempt.number, reason="asked"
+                )
             )
         known = {one.id for one in (self._newest, self._uploaded) if one is not None}
         if checkpoint in known or not self._is_known:
@@ -426,10 +428,7 @@ class Uploader:
         upload.written_bytes += own_bytes
 
     def _order(self, remote: RemoteTarget, upload: _Upload, ranks: Runs) -> UploadOrder:
-        step, attempt = upload.chosen.id.step, upload.chosen.id.attempt
-        return UploadOrder(
-            place=remote.place, step=step, attempt=attempt, round=self._round, ranks=ranks
-        )
+        return UploadOrder(place=remote.place, id=upload.chosen.id, round=self._round, ranks=ranks)
 
     def _ranks_by_host(self, part_count: int) -> dict[str, Runs]:
         """Return the hosts of the attempt's ranks, if the checkpoint has as many parts."""
@@ -451,7 +450,7 @@ class Uploader:
         self._state.events.write(
             CheckpointUploaded(
                 step=upload.chosen.id.step,
-                attempt=upload.chosen.id.attempt,
+                attempt=upload.chosen.id.attempt.number,
                 bytes=upload.written_bytes,
                 hosts=upload.host_count,
                 secs=round(secs, 4),
@@ -473,7 +472,7 @@ class Uploader:
             return
         for one in drops:
             self._state.events.write(
-                RemoteDeleted(step=one.step, attempt=one.attempt, reason="preservation")
+                RemoteDeleted(step=one.step, attempt=one.attempt.number, reason="preservation")
             )
 
     async def _failed(self, raised: Exception) -> None:
@@ -498,8 +497,8 @@ class Uploader:
         is_first, self._problem = not self._problem, str(error) or repr(error)
         log.warning("cannot copy to the remote tier: %s; next try in %.0f s", error, pause_secs)
         if is_first and self._state.remote is not None:
-            step, attempt = (target.id.step, target.id.attempt) if target is not None else (0, 0)
             if target is not None:
+                step, attempt = target.id.step, target.id.attempt.number
                 self._state.events.write(
                     UploadFailed(step=step, attempt=attempt, reason=self._problem)
                 )

@@ -32,6 +32,7 @@ from holdfast.clock import SystemClock
 from holdfast.engine.lifecycle.attempts import read_attempts
 from holdfast.engine.lifecycle.catalog import list_checkpoints
 from holdfast.errors import HoldfastError
+from holdfast.format.names import NO_AGE, age_of
 from holdfast.format.timeline import last_steps
 from holdfast.job.run_access import read_only
 from holdfast.store.location import RunLocation
@@ -175,17 +176,17 @@ def _only_copy(folder: Path, run: str) -> str:
         if not whole or (run and not location.is_url and not location.record.exists()):
             # Without the run's directory nothing can be restored from it.
             return ""
-        newest = max(whole, key=lambda c: (c.attempt, c.step))
+        newest = max(whole, key=age_of)
         if run:
             opened = read_only(run)
             limits = last_steps(read_attempts(opened.durable))
             committed = [
-                (c.attempt, c.step)
+                c.age
                 for c, listing in list_checkpoints(opened.durable).items()
                 if listing.is_committed and c.step <= limits.get(c.attempt, -1)
             ]
             is_needed = newest.step <= limits.get(newest.attempt, -1)
-            is_newest = max(committed, default=(0, -1)) < (newest.attempt, newest.step)
+            is_newest = max(committed, default=NO_AGE) < newest.age
             if opened.run_id != run_of(folder) or not (is_needed and is_newest):
                 return ""
     except HoldfastError as error:

@@ -221,16 +221,16 @@ def _unreported(served: AgentOfRun, since: datetime) -> list[str]:
     begun = [event.run_attempt for event in events if isinstance(event, AttemptStarted)]
     if not begun or not any(isinstance(event, TrainerLost) for event in events):
         return []
-    durable = {event.checkpoint_id for event in events if isinstance(event, CheckpointCommitted)}
+    durable = {event.step_and_attempt for event in events if isinstance(event, CheckpointCommitted)}
     failed = {
-        event.checkpoint_id: event.reason
+        event.step_and_attempt: event.reason
         for event in events
         if isinstance(event, CheckpointFailed)
         and event.rank is None
         and event.attempt >= min(begun)
     }
     return [
-        f"step {one.step} (attempt {one.attempt}) of {served.run} did not become durable: {reason}"
-        for one, reason in failed.items()
-        if one not in durable
+        f"step {step} (attempt {attempt}) of {served.run} did not become durable: {reason}"
+        for (step, attempt), reason in failed.items()
+        if (step, attempt) not in durable
     ]

@@ -77,7 +77,7 @@ def check_attempts(run: ReadableRun) -> Iterator[BlockCheck]:
     """
     numbers = set(attempt_numbers(run.durable))
     newest = max(numbers, default=0)
-    saved = {checkpoint.attempt for checkpoint in list_checkpoints(run.durable)}
+    saved = {checkpoint.attempt.number for checkpoint in list_checkpoints(run.durable)}
     # A stray file may have a huge number, so at most as many gaps as records are reported.
     gaps = (n for n in range(1, newest) if n not in numbers)
     for number in sorted({*numbers, *saved, *itertools.islice(gaps, len(numbers))}):

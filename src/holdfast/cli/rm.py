@@ -17,7 +17,7 @@ from holdfast.cli.agents import ask, status_of
 from holdfast.cli.output import counted, secs_text, size_text
 from holdfast.clock import SystemClock
 from holdfast.coordination.settings import LEASE_SECS
-from holdfast.engine.lifecycle.attempts import newest_attempt, newest_tier
+from holdfast.engine.lifecycle.attempts import newest_number, newest_tier
 from holdfast.engine.lifecycle.catalog import Listing, list_checkpoints
 from holdfast.engine.lifecycle.commit import remove
 from holdfast.engine.lifecycle.leases import Leases
@@ -69,7 +69,11 @@ def rm(
     stores = [*run.stores, *([remote] if remote is not None else [])]
     timeline = newest_tier([run.durable, *([remote] if remote is not None else [])])
     try:
-        wanted = [_find(run, stores, timeline, step, attempt) for step in dict.fromkeys(steps)]
+        wanted = [
+            checkpoint
+            for step in dict.fromkeys(steps)
+            for checkpoint in _find(run, stores, timeline, step, attempt)
+        ]
     except (StepNotFoundError, StepUncommittedError) as error:
         raise type(error)(f"{error}; nothing was removed") from error
     listings = [(store.tier, list_checkpoints(store)) for store in stores]
@@ -102,7 +106,9 @@ def _row(
     held = [(tier, listed[found]) for tier, listed in listings if found in listed]
     written_bytes = max((listing.written_bytes for _, listing in held), default=0)
     tiers = [tier for tier, _ in held]
-    return _Row(step=found.step, attempt=found.attempt, written_bytes=written_bytes, tiers=tiers)
+    return _Row(
+        step=found.step, attempt=found.attempt.number, written_bytes=written_bytes, tiers=tiers
+    )
 
 
 def _find(
@@ -111,23 +117,25 @@ def _find(
     timeline: DurableStore,
     step: int,
     attempt: int | None,
-) -> CheckpointId:
-    """Return the checkpoint of a step in any tier: of that attempt, or on the timeline.
+) -> list[CheckpointId]:
+    """Return the checkpoints of a step in any tier: of that attempt, or the one on the timeline.
+
+    Of a run that was put back to an earlier state, two attempts may have one number.
 
     Raises:
         StepNotFoundError, StepUncommittedError: There is none.
     """
     if attempt is None:
-        return view_of(stores, timeline).find(step)
-    found = CheckpointId(step, attempt)
-    known = sorted(c for store in stores for c in list_checkpoints(store))
-    if found not in known:
-        there = sorted({c.attempt for c in known if c.step == step})
+        return [view_of(stores, timeline).find(step)]
+    saved = {c for store in stores for c in list_checkpoints(store) if c.step == step}
+    chosen = sorted(c for c in saved if c.attempt.number == attempt)
+    if not chosen:
+        there = sorted({c.attempt.number for c in saved})
         raise StepNotFoundError(
             f"remove step {step} of attempt {attempt} from {run.location}: there is none; the "
             + (f"step is there of attempts {there}" if there else "step is there of no attempt")
         )
-    return found
+    return chosen
 
 
 def _remove(run: ReadableRun, remote: DurableStore | None, wanted: list[CheckpointId]) -> None:
@@ -149,8 +157,8 @@ def _remove(run: ReadableRun, remote: DurableStore | None, wanted: list[Checkpoi
     with contextlib.closing(writer) as events:
         for found in wanted:
             _remove_from_stores(run, remote, found)
-            events.attempt = found.attempt
-            events.write(CheckpointDeleted(step=found.step, attempt=found.attempt, reason="asked"))
+            events.attempt = number = found.attempt.number
+            events.write(CheckpointDeleted(step=found.step, attempt=number, reason="asked"))
 
 
 def _remove_by_agent(run: ReadableRun, wanted: list[CheckpointId]) -> bool:
@@ -160,7 +168,7 @@ def _remove_by_agent(run: ReadableRun, wanted: list[CheckpointId]) -> bool:
         if folder is None:
             return False
         _check_not_its_remote_tier(run, status_of(folder))
-        request = protocol.Delete(ids=tuple((c.step, c.attempt) for c in wanted), by_user=True)
+        request = protocol.Delete(ids=tuple(wanted), by_user=True)
         ask(folder, "delete", request, protocol.Empty)
     except AgentSilentError as error:
         raise AgentUnavailableError(f"remove checkpoints of {run.location}: {error}") from error
@@ -187,7 +195,7 @@ def _check_not_its_remote_tier(run: ReadableRun, agent: protocol.AgentStatus) ->
 
 
 def _check_not_live(run: ReadableRun, store: DurableStore) -> None:
-    newest = newest_attempt(store)
+    newest = newest_number(store)
     seen = Leases(store.fleeting, run.run_id).read(newest) if newest else None
     if seen is not None and seen.age_secs < LEASE_SECS:
         raise RunBusyError(

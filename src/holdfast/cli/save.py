@@ -45,7 +45,7 @@ def save(directory: str, no_wait: bool, timeout_secs: float, as_json: bool) -> N
     """
     run = read_only(directory)
     request = _Request(run, agent_folder(run, "save"), SystemClock())
-    target = request.target.step
+    target = request.target_step
     committed = None
     if not no_wait:
         with output.stderr().status(f"waiting for a checkpoint of step {target} or later"):
@@ -81,13 +81,13 @@ class _Request:
         self._clock = clock
         self._look_at = self._seen_at = clock.monotonic()
         try:
-            attempt = status_of(folder).attempt
+            self.attempt = status_of(folder).attempt
             answer = ask(
                 folder, "request", protocol.RequestSave(reason="person"), protocol.Requested
             )
         except AgentGoneError as error:
             raise _gone(run, error) from error
-        self.target = CheckpointId(answer.target, attempt)
+        self.target_step = answer.target
 
     def wait(self, timeout_secs: float) -> CheckpointId:
         """Wait for a committed checkpoint of the target step or later, and return its id.
@@ -111,11 +111,11 @@ class _Request:
             if is_over:
                 raise AgentUnavailableError(
                     f"save {self._run.location}: its trainers ended before they reached step "
-                    f"{self.target.step}"
+                    f"{self.target_step}"
                 )
             if self._clock.monotonic() >= deadline:
                 raise WaitTimeoutError(
-                    f"save {self._run.location}: no checkpoint of step {self.target.step} or "
+                    f"save {self._run.location}: no checkpoint of step {self.target_step} or "
                     f"later was committed within {timeout_secs:g} s; it may still be committed"
                 )
             self._clock.sleep(POLL_SECS)
@@ -134,9 +134,9 @@ class _Request:
 
     def _held_committed(self, status: protocol.AgentStatus | None) -> CheckpointId | None:
         for held in status.held if status is not None else ():
-            if held.step >= self.target.step and held.attempt >= self.target.attempt:
+            if held.step >= self.target_step and held.attempt >= self.attempt:
                 if held.committed:
-                    return CheckpointId(held.step, held.attempt)
+                    return held.id
                 if held.failed is not None:
                     reason = f"save {self._run.location}: step {held.step}: {held.failed}"
                     raise SaveFailedError(held.step, reason)
@@ -144,7 +144,7 @@ class _Request:
 
     def _committed(self) -> CheckpointId | None:
         for checkpoint, listing in list_checkpoints(self._run.durable).items():
-            is_new = checkpoint.attempt >= self.target.attempt
-            if listing.is_committed and is_new and checkpoint.step >= self.target.step:
+            is_new = checkpoint.attempt.number >= self.attempt
+            if listing.is_committed and is_new and checkpoint.step >= self.target_step:
                 return checkpoint
         return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import click
@@ -21,6 +22,7 @@ from holdfast.errors import (
     SaveFailedError,
     WaitTimeoutError,
 )
+from holdfast.format.names import NO_AGE, Age, AttemptId, CheckpointId
 from holdfast.format.timeline import last_steps
 from holdfast.job.run_access import read_only
 from holdfast.store.location import open_durable
@@ -121,6 +123,12 @@ def stop_agent(agent: protocol.AgentStatus, deadline: float, clock: Clock) -> No
     _check_nothing_lost(agent, clock)
 
 
+def _newest_age(checkpoints: Iterable[CheckpointId], limits: Mapping[AttemptId, int]) -> Age:
+    """Return the age of the newest of the checkpoints that the timeline has; else `NO_AGE`."""
+    counting = (c for c in checkpoints if c.step <= limits.get(c.attempt, -1))
+    return max((c.age for c in counting), default=NO_AGE)
+
+
 def _check_nothing_lost(agent: protocol.AgentStatus, clock: Clock) -> None:
     """Check that the newest checkpoint that the agent held is durable, if it had to be.
 
@@ -132,11 +140,8 @@ def _check_nothing_lost(agent: protocol.AgentStatus, clock: Clock) -> None:
         return
     limits = last_steps(read_attempts(store))
     committed = [c for c, listing in list_checkpoints(store).items() if listing.is_committed]
-    wanted = [(h.attempt, h.step) for h in agent.held if h.complete]
-    durable = [(c.attempt, c.step) for c in committed]
-    attempt, step = max((a for a in wanted if a[1] <= limits.get(a[0], -1)), default=(0, -1))
-    newest = max((a for a in durable if a[1] <= limits.get(a[0], -1)), default=(0, -1))
-    if newest < (attempt, step):
+    attempt, step = _newest_age((held.id for held in agent.held if held.complete), limits)
+    if _newest_age(committed, limits) < (attempt, step):
         raise SaveFailedError(
             step,
             f"stop the agent of {agent.run}: it has ended, but step {step} (attempt {attempt}) "

@@ -59,7 +59,7 @@ from holdfast.coordination.restart_point import (
 )
 from holdfast.coordination.settings import LEASE_SECS, TRIES_MAX
 from holdfast.coordination.turn import AgentIdentity, Turn
-from holdfast.format.names import STEP_MAX, CheckpointId
+from holdfast.format.names import NO_ATTEMPT, STEP_MAX, AttemptId, CheckpointId
 
 TAKEN_MAX = 20
 """How many numbers in a row other starts may take before a start is refused."""
@@ -82,7 +82,7 @@ class Bootstrap:
 
     Attributes:
         group: the trainers that start.
-        branch_from: the attempt whose own ranks go back to `origin`; 0 if trainers start.
+        branch_from: the attempt whose own ranks go back to `origin`; none if trainers start.
         origin: the checkpoint that the attempt continues from; chosen by a start, given by a
             branch.
         hellos: the last report of each host that has reported to this start.
@@ -95,7 +95,7 @@ class Bootstrap:
     identity: AgentIdentity
     group: RankGroup
     since_secs: float
-    branch_from: int = 0
+    branch_from: AttemptId = NO_ATTEMPT
     origin: CheckpointId | None = None
     hellos: dict[str, Report] = field(default_factory=dict)
     leadership: Leadership | None = None
@@ -109,23 +109,27 @@ class Bootstrap:
     _failures: int = 0
     _taken: int = 0
     _asked_for: BeginAttempt | None = None
-    # A number whose put failed: a record with it that names this host may be this start's own.
-    _own_number: int = 0
+    # An attempt whose put failed: its record may have been written all the same.
+    _unsure: AttemptId = NO_ATTEMPT
     # Hosts of the previous attempt that were asked, and when they are asked again.
     _asked: set[str] = field(default_factory=set)
     _ask_at_secs: float = float("inf")
     _ask_until_secs: float | None = None
     _watch: LeaseWatch | None = None
     # The attempt that has ended, if storage was listed, or is being listed, after that.
-    _ended: int = 0
+    _ended: AttemptId = NO_ATTEMPT
     _lease_asked_at_secs: float = 0.0
+
+    @property
+    def _is_branch(self) -> bool:
+        return bool(self.branch_from)
 
     def accepts(self, sender: str, group: str) -> bool:
         """Return whether a report of `sender` is for this start.
 
         It is if it comes from a host of the start's trainers, or from a host that was asked.
         """
-        return not self.branch_from and (group == self.group.token or sender in self._asked)
+        return not self._is_branch and (group == self.group.token or sender in self._asked)
 
     def accept_report(self, sender: str, report: Report) -> None:
         """Record a host's report, unless a newer one has arrived already."""
@@ -187,9 +191,8 @@ class Bootstrap:
             return
         self._is_asking, self.listed = False, item
         self._phase, self._at_secs = _Phase.PROBE, float("-inf")
-        # A record of this host whose put seemed to fail may be this start's own.
-        is_own = item.newest_attempt == self._own_number and item.leader == self.identity.host
-        if self.branch_from and item.newest_attempt != self.branch_from and not is_own:
+        is_own = item.newest_attempt == self._unsure
+        if self._is_branch and item.newest_attempt != self.branch_from and not is_own:
             self._refuse(f"attempt {item.newest_attempt} has taken the run over", Refusal.BUSY)
 
     def listing_failed(self, turn: Turn, item: ListingFailed) -> None:
@@ -208,7 +211,7 @@ class Bootstrap:
         """
         return self._phase is _Phase.BEGIN and asked == self._asked_for
 
-    def may_have(self, attempt: int) -> bool:
+    def may_have(self, attempt: AttemptId) -> bool:
         """Return whether this start waits for that attempt's record, which may be written."""
         is_waiting = self._phase is _Phase.BEGIN and self._is_asking
         return is_waiting and self._asked_for is not None and self._asked_for.attempt == attempt
@@ -234,7 +237,7 @@ class Bootstrap:
         if self.awaits(item.asked):
             self._phase = _Phase.LIST
             # If the next listing shows the record, it is this start's own and blocks nothing.
-            self._own_number = item.asked.attempt
+            self._unsure = item.asked.attempt
             self._failed(turn, item)
 
     def on_alive(self, message: Alive) -> None:
@@ -279,7 +282,7 @@ class Bootstrap:
 
     def _gather(self, turn: Turn) -> None:
         joined = sum(count_in(state.ranks) for state in self._own_states())
-        if self.branch_from or joined >= self.group.rank_count:
+        if self._is_branch or joined >= self.group.rank_count:
             self._phase = _Phase.LIST
         elif turn.now_secs >= self.since_secs + self.identity.settings.reporting_secs:
             secs = self.identity.settings.reporting_secs
@@ -306,7 +309,7 @@ class Bootstrap:
     def _probe(self, turn: Turn, living: RankGroup | None) -> None:
         assert self.listed is not None
         leader, newest = self.listed.leader, self.listed.newest_attempt
-        is_own = newest in (0, self.branch_from, self._ended)
+        is_own = newest in (NO_ATTEMPT, self.branch_from, self._ended)
         # This host's own attempt needs no probe: its group is known here.
         if not is_own and not self.group.takeover and leader == self.identity.host:
             is_same = living is not None and living.attempt == newest
@@ -356,7 +359,7 @@ class Bootstrap:
 
     def _begin(self, turn: Turn) -> None:
         assert self.listed is not None
-        if not self.branch_from:
+        if not self._is_branch:
             states = self._states()
             self.origin = choose_checkpoint(states, self.listed)
             begun = newest_begun(states, self.listed)
@@ -369,8 +372,9 @@ class Bootstrap:
             self.given_up = given_up(states, self.listed, self.origin, self._silent())
         # Two starts may choose the same number; storage lets one of them put the record.
         self._is_asking = True
-        number = self.listed.newest_attempt + 1
-        self._asked_for = BeginAttempt(number, self.origin, self.group.token)
+        number = self.listed.newest_attempt.number + 1
+        attempt = AttemptId.of_start(number, self.group.token)
+        self._asked_for = BeginAttempt(attempt, self.origin, self.group.token)
         turn.act(self._asked_for)
 
     def _ask_others(self, turn: Turn) -> bool:
@@ -392,13 +396,13 @@ class Bootstrap:
 
     def _ask(self, turn: Turn) -> None:
         """Ask the hosts in `_asked` for reports, which makes them keep what they hold."""
-        attempt = self.listed.newest_attempt if self.listed is not None else 0
+        attempt = self.listed.newest_attempt if self.listed is not None else NO_ATTEMPT
         for host in sorted(self._asked):
             ask = WhoHolds(run=self.identity.run, attempt=attempt, group=self.group.token)
             turn.send(host, ask)
         self._ask_at_secs = turn.now_secs + self.identity.settings.storage_retry_secs
 
-    def _begin_leading(self, attempt: int) -> None:
+    def _begin_leading(self, attempt: AttemptId) -> None:
         assert self.listed is not None
         self._phase, self._is_asking = _Phase.DONE, False
         self.leadership = Leadership(
@@ -428,7 +432,7 @@ def _hosts_text(hosts: list[str]) -> str:
     return f"host{'s' if len(hosts) > 1 else ''} {named}{more}"
 
 
-def _live_text(attempt: int, lease: LeaseSeen) -> str:
+def _live_text(attempt: AttemptId, lease: LeaseSeen) -> str:
     return (
         f"attempt {attempt} is live on host {lease.host} (process {lease.pid}), which has just "
         f"renewed its lease; it would be taken over {LEASE_SECS:.0f} s after the last renewal"
@@ -439,7 +443,7 @@ def send_refused(turn: Turn, bootstrap: Bootstrap) -> None:
     """Notify the hosts of a start's trainers that the attempt does not begin."""
     refused = Refused(
         run=bootstrap.identity.run,
-        attempt=bootstrap.listed.newest_attempt if bootstrap.listed else 0,
+        attempt=bootstrap.listed.newest_attempt if bootstrap.listed else NO_ATTEMPT,
         group=bootstrap.group.token,
         reason=bootstrap.refusal[:REASON_CHARS_MAX],
         kind=bootstrap.refusal_kind,

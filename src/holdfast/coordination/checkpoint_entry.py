@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from holdfast.coordination.messages import CheckpointStatus
-from holdfast.format.names import CheckpointId
+from holdfast.format.names import Age, CheckpointId
 
 
 @dataclass(slots=True)
@@ -64,9 +64,9 @@ class CheckpointEntry:
         self.thin = set(range(self.part_count))
 
     @property
-    def age(self) -> tuple[int, int]:
-        """The sort key of when checkpoints were taken: attempt, then step."""
-        return self.id.attempt, self.id.step
+    def age(self) -> Age:
+        """The sort key of when checkpoints were taken."""
+        return self.id.age
 
     @property
     def is_complete(self) -> bool:

@@ -20,7 +20,7 @@ from holdfast.coordination.checkpoint_entry import CheckpointEntry
 from holdfast.coordination.messages import CheckpointStatus, CheckpointVerdict, Held
 from holdfast.coordination.rank_runs import ranks_in
 from holdfast.coordination.settings import OUTCOMES_MAX
-from holdfast.format.names import STEP_MAX, CheckpointId
+from holdfast.format.names import NO_AGE, STEP_MAX, AttemptId, CheckpointId, age_of
 
 DELETED = "it was deleted"
 
@@ -41,7 +41,7 @@ class CheckpointTable:
         floor: the newest protected checkpoint of the present attempt; None if there is none.
     """
 
-    def __init__(self, attempt: int, limits: Mapping[int, int]) -> None:
+    def __init__(self, attempt: AttemptId, limits: Mapping[AttemptId, int]) -> None:
         self.attempt = attempt
         self.limits = {**limits, attempt: STEP_MAX}
         self.required = 0
@@ -60,7 +60,7 @@ class CheckpointTable:
         self.floor: CheckpointId | None = None
         # From listings and commits. Entries are made only for checkpoints that a host holds.
         self._committed: set[CheckpointId] = set()
-        self._newest_committed = (0, -1)
+        self._newest_committed = NO_AGE
         self._durable: dict[CheckpointId, frozenset[int]] = {}
         # Verdicts on forgotten entries, and deleted checkpoints: both in order of insertion, so
         # that the oldest are forgotten first.
@@ -113,7 +113,7 @@ class CheckpointTable:
     def newest_committed(self) -> CheckpointId | None:
         """The newest committed checkpoint on the timeline, whether or not any host holds it."""
         attempt, step = self._newest_committed
-        return CheckpointId(step, attempt) if attempt else None
+        return CheckpointId(step, attempt) if step >= 0 else None
 
     # What becomes of them.
 
@@ -154,8 +154,8 @@ class CheckpointTable:
         while len(self._deleted) > OUTCOMES_MAX:
             del self._deleted[next(iter(self._deleted))]
         self._committed.discard(checkpoint)
-        on_timeline = [_age(c) for c in self._committed if self.on_timeline(c)]
-        self._newest_committed = max(on_timeline, default=(0, -1))
+        on_timeline = [c.age for c in self._committed if self.on_timeline(c)]
+        self._newest_committed = max(on_timeline, default=NO_AGE)
         entry = self.entries.get(checkpoint)
         if entry is not None:
             self.drop(entry, DELETED)
@@ -167,7 +167,7 @@ class CheckpointTable:
             for e in self.entries.values()
             if e.was_protected and not e.dropped and e.id.attempt == self.attempt
         ]
-        self.floor = max(left, key=_age, default=None)
+        self.floor = max(left, key=age_of, default=None)
 
     def commit(self, entry: CheckpointEntry) -> None:
         """Note that the manifest of a checkpoint is written."""
@@ -195,13 +195,13 @@ class CheckpointTable:
         floor = self.floor
         if floor is not None:
             for entry in list(self.entries.values()):
-                is_past = entry.age < _age(floor) and self._may_recycle(entry)
+                is_past = entry.age < age_of(floor) and self._may_recycle(entry)
                 if is_past and entry.is_open:
                     self.drop(entry, f"a newer checkpoint, {floor}, is complete")
         for entry in list(self.entries.values()):
             # The newest one, or a preserved one, that no host holds now may come back with hosts
             # that were cut off.
-            is_past = entry.age < _age(floor) and not self._is_preserved(entry)
+            is_past = entry.age < age_of(floor) and not self._is_preserved(entry)
             # A forgotten checkpoint may be released by a silent host that still holds it. So it is
             # forgotten only if that is allowed: an open one was dropped above, and a leader that
             # may not recycle does not forget.
@@ -225,7 +225,7 @@ class CheckpointTable:
     def _may_release(self, entry: CheckpointEntry) -> bool:
         if entry.dropped or self._is_superseded(entry):
             return True
-        if self.floor is None or not self._may_recycle(entry) or entry.age >= _age(self.floor):
+        if self.floor is None or not self._may_recycle(entry) or entry.age >= age_of(self.floor):
             return False
         return not (self._is_preserved(entry) or entry.is_pending)
 
@@ -255,7 +255,7 @@ class CheckpointTable:
                 continue
             self._committed.add(checkpoint)
             if self.on_timeline(checkpoint):
-                self._newest_committed = max(self._newest_committed, _age(checkpoint))
+                self._newest_committed = max(self._newest_committed, checkpoint.age)
 
     def _entry_for(self, held: Held) -> CheckpointEntry | None:
         entry = self.entries.get(held.id)
@@ -326,7 +326,7 @@ class CheckpointTable:
             self._record_status(entry, CheckpointStatus.COMPLETE)
         if self.required and entry.was_complete and not entry.exposed and not entry.was_protected:
             entry.was_protected = True
-            if entry.id.attempt == self.attempt and entry.age > _age(self.floor):
+            if entry.id.attempt == self.attempt and entry.age > age_of(self.floor):
                 self.floor = entry.id
             self._record_status(entry, CheckpointStatus.PROTECTED)
         # These states may end its pulls or writes.
@@ -348,10 +348,6 @@ class CheckpointTable:
         self._outcomes[verdict.id] = verdict
         while len(self._outcomes) > OUTCOMES_MAX:
             del self._outcomes[next(iter(self._outcomes))]
-
-
-def _age(checkpoint: CheckpointId | None) -> tuple[int, int]:
-    return (checkpoint.attempt, checkpoint.step) if checkpoint is not None else (0, -1)
 
 
 def _parts(held: Held | None) -> dict[int, bool]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from holdfast.coordination.messages import AnyMessage, CheckpointStatus, Refusal, TargetKind
-from holdfast.format.names import STEP_MAX, CheckpointId
+from holdfast.format.names import NO_ATTEMPT, STEP_MAX, AttemptId, CheckpointId
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +105,7 @@ class AttemptJoined:
     """The ranks of `group` belong to the attempt; their target cells are clear."""
 
     group: str
-    attempt: int
+    attempt: AttemptId
     origin: CheckpointId | None
     successors: tuple[str, ...]
 
@@ -138,7 +138,7 @@ class Fenced:
     """Stop the ranks of `group`: `attempt` has taken over the run."""
 
     group: str
-    attempt: int
+    attempt: AttemptId
     reason: str
 
 
@@ -152,7 +152,7 @@ class ListDurable:
             that are newer than the newest committed one.
     """
 
-    attempt: int = 0
+    attempt: AttemptId = NO_ATTEMPT
     since_step: int = STEP_MAX
 
 
@@ -160,7 +160,7 @@ class ListDurable:
 class BeginAttempt:
     """Put the attempt's record if there is none: `AttemptBegun`, `AttemptTaken`, `BeginFailed`."""
 
-    attempt: int
+    attempt: AttemptId
     origin: CheckpointId | None
     group: str
 
@@ -169,7 +169,7 @@ class BeginAttempt:
 class RenewLease:
     """Write the attempt's lease; the counter makes each one's content new: `LeaseWritten`."""
 
-    attempt: int
+    attempt: AttemptId
     incarnation: int
     counter: int
 
@@ -178,21 +178,21 @@ class RenewLease:
 class ReleaseLease:
     """Remove the attempt's lease: `LeaseWritten`."""
 
-    attempt: int
+    attempt: AttemptId
 
 
 @dataclass(frozen=True, slots=True)
 class ReadLease:
     """Read an attempt's lease and its age: `LeaseRead`, `LeaseNotRead`."""
 
-    attempt: int
+    attempt: AttemptId
 
 
 @dataclass(frozen=True, slots=True)
 class LeaseAwaited:
     """Log that a start waits at most `secs` to find out whether the attempt of `host` lives."""
 
-    attempt: int
+    attempt: AttemptId
     host: str
     secs: float
 

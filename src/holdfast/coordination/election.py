@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from holdfast.coordination.messages import Orders
 from holdfast.coordination.settings import Settings
+from holdfast.format.names import NO_ATTEMPT, AttemptId
 
 
 @dataclass(slots=True)
@@ -22,7 +23,7 @@ class Election:
     """
 
     settings: Settings
-    attempt: int = 0
+    attempt: AttemptId = NO_ATTEMPT
     successors: tuple[str, ...] = ()
     term: int = 0
     incarnation: int = 0
@@ -35,7 +36,9 @@ class Election:
         """The host that leads the present term; None if none is known."""
         return leader_of(self.successors, self.term) if self.successors else None
 
-    def follow(self, attempt: int, successors: tuple[str, ...], term: int, now_secs: float) -> None:
+    def follow(
+        self, attempt: AttemptId, successors: tuple[str, ...], term: int, now_secs: float
+    ) -> None:
         """Follow the leader of another attempt or term, whose first orders are still to come."""
         self.attempt, self.successors, self.term = attempt, successors, term
         # Zero numbers: the first orders of the new leader are accepted, whatever theirs are.

@@ -53,7 +53,7 @@ from holdfast.coordination.restart_point import limits_after
 from holdfast.coordination.settings import DELETED_MAX
 from holdfast.coordination.target_cells import TargetCells
 from holdfast.coordination.turn import AgentIdentity, Channel, Turn
-from holdfast.format.names import STEP_MAX, CheckpointId
+from holdfast.format.names import NO_ATTEMPT, STEP_MAX, AttemptId, CheckpointId
 
 POLL_SECS = 0.05
 """How often the published steps are read while a target waits for ranks."""
@@ -63,7 +63,7 @@ class Follower:
     """The follower of one host; see the module's docstring.
 
     Attributes:
-        attempt: the newest attempt known here; 0 if none is.
+        attempt: the newest attempt known here; `NO_ATTEMPT` if none is.
         leadership: what a successor has to know to lead that attempt; None if unknown.
         group: the trainers here that belong to the attempt; None if there are none.
         election: the leader that this host follows.
@@ -74,7 +74,7 @@ class Follower:
     def __init__(self, identity: AgentIdentity) -> None:
         self._identity = identity
         self._settings = identity.settings
-        self.attempt = 0
+        self.attempt = NO_ATTEMPT
         self.leadership: Leadership | None = None
         self.group: RankGroup | None = None
         self.waiting: dict[str, RankGroup] = {}
@@ -92,12 +92,12 @@ class Follower:
         self._is_changed = True
         self._settled = False
         # The attempt, and the leader whose orders arrived last.
-        self._led_by = 0, ""
-        self._closed_attempt = 0
+        self._led_by = NO_ATTEMPT, ""
+        self._closed_attempt = NO_ATTEMPT
         self._deleted: dict[CheckpointId, bool] = {}
         """The checkpoints that were deleted here, and whether that was confirmed: no host has them.
         """
-        self.ended_attempt = 0
+        self.ended_attempt = NO_ATTEMPT
         """The newest attempt of which a rank has ended here."""
         self.start_waits_for = ""
         """What the start on this host waits for; empty if there is none."""
@@ -132,7 +132,7 @@ class Follower:
     @property
     def is_closed(self) -> bool:
         """Whether all ranks of the newest attempt, on all hosts, have detached."""
-        return 0 < self.attempt == self._closed_attempt
+        return NO_ATTEMPT != self.attempt == self._closed_attempt
 
     # Local events.
 
@@ -271,7 +271,7 @@ class Follower:
                 turn.act(DeleteConfirmed(checkpoint))
         self._notify_ended(turn, orders)
         self._settled = command.is_settled
-        self._closed_attempt = orders.attempt if command.is_closed else 0
+        self._closed_attempt = orders.attempt if command.is_closed else NO_ATTEMPT
         self._is_changed = True
 
     def _note_leader(self, turn: Turn) -> None:
@@ -406,7 +406,7 @@ class Follower:
 
     def _state(self, group: RankGroup | None, *, is_for_start: bool) -> HostState:
         held = self.inventory.states(with_status=is_for_start)
-        ended_attempt = self.ended_attempt if is_for_start else 0
+        ended_attempt = self.ended_attempt if is_for_start else NO_ATTEMPT
         if group is None:
             return HostState(
                 group="",
@@ -492,7 +492,7 @@ class Follower:
             self.group.begin(orders.attempt, orders.origin)
             turn.act(AttemptJoined(orders.group, orders.attempt, orders.origin, orders.successors))
 
-    def fence(self, turn: Turn, attempt: int, reason: str) -> None:
+    def fence(self, turn: Turn, attempt: AttemptId, reason: str) -> None:
         """Stop the trainers here: a newer attempt of other trainers has begun.
 
         Its leader may be unknown. Until it is known, this host reports to the hosts that led

@@ -33,7 +33,7 @@ from holdfast.coordination.messages import (
 from holdfast.coordination.rank_runs import ranks_in, runs_of
 from holdfast.coordination.settings import HELD_MAX, PULLS_MAX, TRIES_MAX, Settings
 from holdfast.coordination.turn import Turn
-from holdfast.format.names import CheckpointId
+from holdfast.format.names import AttemptId, CheckpointId
 
 _FINAL = (CheckpointStatus.COMMITTED, CheckpointStatus.FAILED, CheckpointStatus.DROPPED)
 _NOTIFIED = (CheckpointStatus.PROTECTED, *_FINAL)
@@ -170,7 +170,7 @@ class HostInventory:
         holding = self._held.get(checkpoint)
         return holding.own | holding.replicas if holding is not None else set()
 
-    def highest_sealed(self, attempt: int, rank: int) -> int:
+    def highest_sealed(self, attempt: AttemptId, rank: int) -> int:
         """Return the highest step of `attempt` whose part of `rank` was made here; -1 if none."""
         return max(
             (h.id.step for h in self._held.values() if _has_own(h, attempt, rank)), default=-1
@@ -391,7 +391,7 @@ class HostInventory:
         return holding
 
 
-def _has_own(holding: _Holding, attempt: int, rank: int) -> bool:
+def _has_own(holding: _Holding, attempt: AttemptId, rank: int) -> bool:
     return holding.id.attempt == attempt and rank in holding.own
 
 

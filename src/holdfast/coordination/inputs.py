@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from holdfast.coordination.effects import BeginAttempt
 from holdfast.coordination.messages import NO_STEP, AnyMessage, TargetKind
-from holdfast.format.names import CheckpointId
+from holdfast.format.names import NO_ATTEMPT, AttemptId, CheckpointId
 
 NO_RANK_BEHIND = 1 << 62
 
@@ -65,7 +65,7 @@ class Found:
     ram: Mapping[CheckpointId, Listed] = field(default_factory=dict)
     replicas: Mapping[CheckpointId, frozenset[int]] = field(default_factory=dict)
     due: frozenset[CheckpointId] = frozenset()
-    attempt: int = 0
+    attempt: AttemptId = NO_ATTEMPT
     group: str = ""
     rank_count: int = 0
     ranks: frozenset[int] = frozenset()
@@ -76,7 +76,7 @@ class Found:
     origin: CheckpointId | None = None
     targets: Mapping[TargetKind, int] = field(default_factory=dict)
     is_confirmed: bool = False
-    ended_attempt: int = 0
+    ended_attempt: AttemptId = NO_ATTEMPT
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +178,7 @@ class Wish:
 class BranchWanted:
     """The ranks of `attempt` have gone back to `origin`."""
 
-    attempt: int
+    attempt: AttemptId
     origin: CheckpointId | None
 
 
@@ -222,7 +222,7 @@ class WriteFailed:
 
     id: CheckpointId
     reason: str
-    newer_attempt: int = 0
+    newer_attempt: AttemptId = NO_ATTEMPT
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,7 +238,7 @@ class CommitFailed:
 
     id: CheckpointId
     reason: str
-    newer_attempt: int = 0
+    newer_attempt: AttemptId = NO_ATTEMPT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -253,9 +253,9 @@ class DurableListed:
         parts: the checkpoints that have parts, committed or not.
     """
 
-    newest_attempt: int
+    newest_attempt: AttemptId
     leader: str
-    limits: Mapping[int, int]
+    limits: Mapping[AttemptId, int]
     committed: frozenset[CheckpointId]
     parts: Mapping[CheckpointId, Listed]
 
@@ -298,7 +298,7 @@ class BeginFailed:
 class LeaseWritten:
     """The request to renew or release the lease has ended, successful or not."""
 
-    attempt: int
+    attempt: AttemptId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -321,7 +321,7 @@ class LeaseSeen:
 class LeaseRead:
     """The attempt's lease was read; `lease` is None if the attempt has none."""
 
-    attempt: int
+    attempt: AttemptId
     lease: LeaseSeen | None
 
 
@@ -329,7 +329,7 @@ class LeaseRead:
 class LeaseNotRead:
     """The lease could not be read; a final failure does not end by repeating it."""
 
-    attempt: int
+    attempt: AttemptId
     reason: str
     is_final: bool = False
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from holdfast.format.names import CheckpointId
+from holdfast.format.names import AttemptId, CheckpointId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,11 +21,11 @@ class Leadership:
         is_first: the leader is rank 0's host, not a successor in its place.
     """
 
-    attempt: int
+    attempt: AttemptId
     group: str
     rank_count: int
     origin: CheckpointId | None
-    limits: Mapping[int, int]
+    limits: Mapping[AttemptId, int]
     successors: tuple[str, ...]
     term: int = 0
     is_first: bool = True

@@ -20,31 +20,32 @@ from holdfast.coordination.effects import ReleaseLease, RenewLease
 from holdfast.coordination.inputs import LeaseSeen
 from holdfast.coordination.settings import LEASE_READ_SECS, LEASE_RENEW_SECS, LEASE_SECS
 from holdfast.coordination.turn import Turn
+from holdfast.format.names import NO_ATTEMPT, AttemptId
 
 
 @dataclass(slots=True)
 class LeaseRenewal:
-    """The lease that one host writes. `held` is the attempt whose lease may exist; 0: none."""
+    """The lease that one host writes. `held` is the attempt whose lease may exist."""
 
     incarnation: int
-    held: int = 0
+    held: AttemptId = NO_ATTEMPT
     _counter: int = 0
     _due_at_secs: float = float("-inf")
     _is_writing: bool = False
 
-    def work(self, turn: Turn, attempt: int) -> None:
+    def work(self, turn: Turn, attempt: AttemptId) -> None:
         """Renew the lease of `attempt`, and release that of any other attempt.
 
         Args:
             turn: the present turn.
-            attempt: the attempt that this host leads and whose trainers live; 0 if there is none.
+            attempt: the attempt that this host leads and whose trainers live, or `NO_ATTEMPT`.
         """
         if self._is_writing:
             return
         # Release first: the lease of an attempt that this host no longer leads delays starts.
-        if self.held not in (0, attempt):
+        if self.held not in (NO_ATTEMPT, attempt):
             turn.act(ReleaseLease(self.held))
-            self.held, self._is_writing = 0, True
+            self.held, self._is_writing = NO_ATTEMPT, True
             self._due_at_secs = float("-inf")
         elif attempt and turn.now_secs >= self._due_at_secs:
             self._counter += 1

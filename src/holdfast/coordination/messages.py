@@ -20,7 +20,13 @@ import msgspec
 from holdfast.coordination.rank_runs import Runs
 from holdfast.coordination.settings import DELETED_MAX
 from holdfast.errors import InvalidArgumentError
-from holdfast.format.names import ATTEMPT_MAX, PART_COUNT_MAX, STEP_MAX, CheckpointId
+from holdfast.format.names import (
+    NO_ATTEMPT,
+    PART_COUNT_MAX,
+    STEP_MAX,
+    AttemptId,
+    CheckpointId,
+)
 
 MESSAGE_BYTES_MAX = 4 * 1024 * 1024
 NAME_CHARS_MAX = 255
@@ -30,7 +36,6 @@ NO_STEP = -1
 
 Name = Annotated[str, msgspec.Meta(max_length=NAME_CHARS_MAX)]
 Reason = Annotated[str, msgspec.Meta(max_length=REASON_CHARS_MAX)]
-Attempt = Annotated[int, msgspec.Meta(ge=0, le=ATTEMPT_MAX)]
 Number = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 Step = Annotated[int, msgspec.Meta(ge=NO_STEP, le=2 * STEP_MAX)]
 Rank = Annotated[int, msgspec.Meta(ge=0, lt=PART_COUNT_MAX)]
@@ -141,7 +146,7 @@ class RankProgress(msgspec.Struct, frozen=True, array_like=True):
 class BranchWish(msgspec.Struct, frozen=True, array_like=True):
     """Ranks went back to `origin` and want a new attempt from there."""
 
-    attempt: Attempt
+    attempt: AttemptId
     origin: CheckpointId | None
 
 
@@ -180,14 +185,14 @@ class HostState(msgspec.Struct, frozen=True, kw_only=True):
     branch: BranchWish | None = None
     peers: tuple[Name, ...] = ()
     deleted: Annotated[tuple[CheckpointId, ...], msgspec.Meta(max_length=DELETED_MAX)] = ()
-    ended_attempt: Attempt = 0
+    ended_attempt: AttemptId = NO_ATTEMPT
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="message", tag=True):
     """The fields of all messages; `attempt` is the newest one that the sender knows."""
 
     run: Name
-    attempt: Attempt
+    attempt: AttemptId
 
 
 class Report(Message, frozen=True, kw_only=True):
@@ -398,7 +403,7 @@ def _check(message: AnyMessage) -> None:
 
 
 def _check_id(found: CheckpointId) -> None:
-    if not (0 <= found.step <= STEP_MAX and 1 <= found.attempt <= ATTEMPT_MAX):
+    if not found.is_valid:
         raise ValueError(f"step {found.step} of attempt {found.attempt} is no checkpoint")
 
 

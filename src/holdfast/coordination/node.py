@@ -23,7 +23,7 @@ from holdfast.coordination.messages import CheckpointStatus, Held, TargetKind
 from holdfast.coordination.roles import HostRoles
 from holdfast.coordination.survivability import Lead, survey
 from holdfast.coordination.turn import AgentIdentity, Turn
-from holdfast.format.names import CheckpointId
+from holdfast.format.names import NO_ATTEMPT, AttemptId, CheckpointId
 
 INNER_MAX = 200
 """The most rounds of messages that the roles of one host exchange in one turn."""
@@ -100,13 +100,13 @@ class Node:
     # give their empty answer where this host does not lead.
 
     @property
-    def attempt(self) -> int:
-        """The newest attempt known here; 0 where none is."""
+    def attempt(self) -> AttemptId:
+        """The newest attempt known here; `NO_ATTEMPT` where none is."""
         return self.roles.follower.attempt
 
     @property
-    def ended_attempt(self) -> int:
-        """The newest attempt of which a rank has ended on this host; 0 where there is none."""
+    def ended_attempt(self) -> AttemptId:
+        """The newest attempt of which a rank has ended on this host, or `NO_ATTEMPT`."""
         return self.roles.follower.ended_attempt
 
     @property
@@ -147,7 +147,7 @@ class Node:
         attempt's record names its origin. Without other hosts nothing here is ever needed again.
         """
         leadership = self.roles.follower.leadership
-        known = leadership.attempt if leadership is not None else 0
+        known = leadership.attempt if leadership is not None else NO_ATTEMPT
         return self.roles.leader is None and self.attempt > known
 
     @property
@@ -155,7 +155,7 @@ class Node:
         """Whether all ranks of the newest attempt, on all hosts, have detached: none was lost."""
         return self.roles.follower.is_closed
 
-    def serves(self, attempt: int) -> bool:
+    def serves(self, attempt: AttemptId) -> bool:
         """Return whether a host that knows no attempt above `attempt` may read parts here."""
         return attempt >= self.roles.follower.attempt
 
@@ -422,13 +422,13 @@ class Node:
         elif turn.now_secs >= bootstrap.group.since_secs + self.identity.settings.joining_secs:
             follower.start_waits_for = bootstrap.waits_for(turn.now_secs)
 
-    def _living_attempt(self) -> int:
-        """Return the attempt that this host leads as rank 0's while its trainers live; else 0."""
+    def _living_attempt(self) -> AttemptId:
+        """Return the attempt that this host leads as rank 0's; none if its trainers are gone."""
         leader, group = self.roles.leader, self.roles.follower.group
         if leader is None or group is None or not leader.leadership.is_first or leader.is_broken:
-            return 0
+            return NO_ATTEMPT
         is_living = group.token == leader.leadership.group and group.is_living
-        return leader.leadership.attempt if is_living else 0
+        return leader.leadership.attempt if is_living else NO_ATTEMPT
 
     def _is_wanted(self, bootstrap: Bootstrap) -> bool:
         if bootstrap.branch_from:
@@ -457,7 +457,8 @@ class Node:
         if bootstrap.branch_from:
             if self.roles.leader is not None:
                 self.roles.leader.forget_branch()
-            newest = bootstrap.listed.newest_attempt if bootstrap.listed is not None else 0
+            listed = bootstrap.listed
+            newest = listed.newest_attempt if listed is not None else NO_ATTEMPT
             turn.act(GroupRefused(bootstrap.group.token, bootstrap.refusal, bootstrap.refusal_kind))
             self.roles.fence(turn, newest, bootstrap.refusal)
             return

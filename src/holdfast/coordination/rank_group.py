@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from holdfast.coordination.inputs import Found, RankJoined
 from holdfast.coordination.turn import Channel
-from holdfast.format.names import CheckpointId
+from holdfast.format.names import NO_ATTEMPT, AttemptId, CheckpointId
 
 
 @dataclass(slots=True)
@@ -15,7 +15,7 @@ class RankGroup:
 
     Attributes:
         token: the random token that all ranks of the start share.
-        attempt: 0 until the attempt has begun.
+        attempt: `NO_ATTEMPT` until it has begun.
         ranks: the ranks that live and are attached here.
         is_broken: a rank here was lost.
         hosts: the hosts of all ranks, as far as known.
@@ -29,7 +29,7 @@ class RankGroup:
     token: str
     rank_count: int
     leader: str
-    attempt: int = 0
+    attempt: AttemptId = NO_ATTEMPT
     origin: CheckpointId | None = None
     ranks: set[int] = field(default_factory=set)
     is_broken: bool = False
@@ -54,7 +54,7 @@ class RankGroup:
         """Whether the group can continue: ranks live here, and none was lost."""
         return bool(self.ranks) and not self.is_broken
 
-    def begin(self, attempt: int, origin: CheckpointId | None) -> None:
+    def begin(self, attempt: AttemptId, origin: CheckpointId | None) -> None:
         """Enter an attempt that has begun, or a branch of the previous one."""
         self.attempt, self.origin = attempt, origin
         self.begun.clear()

@@ -13,7 +13,7 @@ from holdfast.coordination.effects import GivenUp
 from holdfast.coordination.inputs import DurableListed
 from holdfast.coordination.messages import COMPLETE_STATUSES, HostState
 from holdfast.coordination.rank_runs import ranks_in, ranks_text
-from holdfast.format.names import CheckpointId
+from holdfast.format.names import AttemptId, CheckpointId
 
 
 @dataclass(slots=True)
@@ -106,13 +106,13 @@ def _found(
             yield held.id, held.part_count, (*ranks_in(held.own), *ranks_in(held.replicas))
 
 
-def _counts(checkpoint: CheckpointId, limits: Mapping[int, int]) -> bool:
+def _counts(checkpoint: CheckpointId, limits: Mapping[AttemptId, int]) -> bool:
     return checkpoint.step <= limits.get(checkpoint.attempt, -1)
 
 
 def limits_after(
-    limits: Mapping[int, int], attempt: int, origin: CheckpointId | None, step_max: int
-) -> dict[int, int]:
+    limits: Mapping[AttemptId, int], attempt: AttemptId, origin: CheckpointId | None, step_max: int
+) -> dict[AttemptId, int]:
     """Return the timeline once `attempt` has begun from `origin`: each attempt's last step."""
     after = {attempt: step_max}
     if origin is not None:

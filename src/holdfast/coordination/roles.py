@@ -12,7 +12,7 @@ from holdfast.coordination.follower import Follower
 from holdfast.coordination.leader import Leader
 from holdfast.coordination.messages import Refusal
 from holdfast.coordination.turn import AgentIdentity, Turn
-from holdfast.format.names import CheckpointId
+from holdfast.format.names import AttemptId, CheckpointId
 
 
 class HostRoles:
@@ -34,7 +34,7 @@ class HostRoles:
         self.bootstrap: Bootstrap | None = None
         self.refused: dict[str, tuple[str, Refusal]] = {}
 
-    def fence(self, turn: Turn, attempt: int, reason: str) -> None:
+    def fence(self, turn: Turn, attempt: AttemptId, reason: str) -> None:
         """Stop working for older attempts: `attempt` has begun.
 
         Does nothing where `attempt` is not newer than the one known here. The leader of the newer

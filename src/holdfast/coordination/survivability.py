@@ -12,10 +12,10 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from holdfast.coordination.leader import Leader
-from holdfast.coordination.messages import Attempt, Count, Held, Name, Number, check_runs
+from holdfast.coordination.messages import Count, Held, Name, Number, check_runs
 from holdfast.coordination.rank_runs import Runs, ranks_in, runs_of
 from holdfast.coordination.replica_placement import failures_survived
-from holdfast.format.names import CheckpointId
+from holdfast.format.names import AttemptId, CheckpointId
 
 KNOWN_MAX = 64
 """The most checkpoints that a leader includes, the newest; there are rarely more."""
@@ -42,7 +42,7 @@ class Known(msgspec.Struct, frozen=True, kw_only=True):
 class Lead(msgspec.Struct, frozen=True, kw_only=True):
     """What a leader knows of hosts and checkpoints; `newest_committed` is on the timeline."""
 
-    attempt: Attempt
+    attempt: AttemptId
     term: Number
     rank_count: Count
     hosts: tuple[HostSeen, ...]
@@ -54,6 +54,7 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
     """Where one whole checkpoint is held.
 
     Attributes:
+        attempt: the number of its attempt.
         in_ram: each of its parts is in the RAM of a host that answers.
         durable: it is committed.
         domains: the number of failure domains that hold each part in RAM; the minimum of all parts.
@@ -150,7 +151,7 @@ def standings(
             found.append(
                 Standing(
                     step=known.id.step,
-                    attempt=known.id.attempt,
+                    attempt=known.id.attempt.number,
                     in_ram=least > 0,
                     durable=known.is_committed,
                     domains=least,
@@ -162,7 +163,7 @@ def standings(
         found.append(
             Standing(
                 step=newest.step,
-                attempt=newest.attempt,
+                attempt=newest.attempt.number,
                 in_ram=False,
                 durable=True,
                 domains=0,

@@ -18,7 +18,7 @@ from typing import Annotated, ClassVar
 
 import msgspec
 
-from holdfast.format.names import ATTEMPT_MAX, PART_COUNT_MAX, STEP_MAX, CheckpointId
+from holdfast.format.names import ATTEMPT_MAX, PART_COUNT_MAX, STEP_MAX
 
 VERSION = 1
 UNSTAMPED = datetime.min.replace(tzinfo=UTC)
@@ -67,9 +67,9 @@ class CheckpointEvent(Event, frozen=True, kw_only=True):
     attempt: AttemptNumber
 
     @property
-    def checkpoint_id(self) -> CheckpointId:
-        """The checkpoint."""
-        return CheckpointId(self.step, self.attempt)
+    def step_and_attempt(self) -> tuple[int, int]:
+        """The step, and the number of the attempt."""
+        return self.step, self.attempt
 
 
 class StepTimes(msgspec.Struct, frozen=True, kw_only=True):

@@ -153,15 +153,16 @@ def _check_reused(part: PartRecord, where: str) -> None:
         raise damaged(f"{len(part.reused)}, expected at most {REUSED_COUNT_MAX}")
     last_step = -1
     for image in part.reused:
-        if image.id[1] != part.attempt or not last_step < image.id[0] < part.step:
-            raise damaged(f"{image.id} is no earlier checkpoint of the attempt, or out of order")
-        last_step = image.id[0]
+        origin = image.origin
+        if origin.attempt != part.attempt or not last_step < origin.step < part.step:
+            raise damaged(f"{origin} is no earlier checkpoint of the attempt, or out of order")
+        last_step = origin.step
         if image.image_size_bytes < 0 or len(image.header_digest) != DIGEST_HEX_LENGTH:
-            raise damaged(f"{image.id} has an invalid size or header digest")
+            raise damaged(f"{image.origin} has an invalid size or header digest")
         if not are_ranges(image.laid) or not are_ranges(image.used) or not image.used:
-            raise damaged(f"the chunks of {image.id} are not ascending ranges, or none is used")
+            raise damaged(f"the chunks of {image.origin} are not ascending ranges, or none is used")
         if not is_subset(image.used, image.laid):
-            raise damaged(f"chunks of {image.id} are used that are not in it")
+            raise damaged(f"chunks of {image.origin} are used that are not in it")
     if not are_disjoint([image.used for image in part.reused]):
         raise damaged("a chunk is taken from two of them")
 
@@ -176,6 +177,6 @@ def check_reused_chunks(part: PartRecord, owned: Ownership, where: str) -> None:
         count = owned.chunk_count(part.rank)
         if image.laid[-1][1] > count:
             raise CheckpointDamagedError(
-                f"read {where}: a reused image of {image.id} has chunk {image.laid[-1][1] - 1}, "
-                f"the arrays have {count} chunks"
+                f"read {where}: a reused image of {image.origin} has chunk "
+                f"{image.laid[-1][1] - 1}, the arrays have {count} chunks"
             )

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from holdfast.format.grid import ChunkShape
-from holdfast.format.names import CheckpointId
+from holdfast.format.names import AttemptId, CheckpointId
 from holdfast.format.paths import path_name
 from holdfast.format.sealed import FORMAT_VERSION
 
@@ -62,14 +62,14 @@ class RemoteRecord(msgspec.Struct, frozen=True, kw_only=True):
 class AttemptRecord(msgspec.Struct, frozen=True, kw_only=True):
     """`attempts/N.json`: one start of the run's processes, and the checkpoint it began from.
 
-    `origin` is the (step, attempt) of the checkpoint it continues from; None for a fresh start.
-    Steps of the origin's attempt after the origin's step are not on this attempt's timeline.
+    `origin` is the checkpoint it continues from; None for a fresh start. Steps of the origin's
+    attempt after the origin's step are not on this attempt's timeline.
     """
 
     format_version: int = FORMAT_VERSION
     run_id: RunId
-    attempt: int
-    origin: tuple[int, int] | None
+    attempt: AttemptId
+    origin: CheckpointId | None
     host: str
     pid: int
     time: Time
@@ -161,21 +161,16 @@ Ranges = tuple[tuple[int, int], ...]
 class ReusedImage(msgspec.Struct, frozen=True, kw_only=True):
     """An image of an earlier checkpoint that is also part of this one.
 
-    `id` is the (step, attempt) of the checkpoint that wrote it and has it in its folder, for the
-    same rank and number of parts. `laid` are the chunks in the image and `used` those that are read
+    `origin` is the checkpoint that wrote it and has it in its folder, for the same rank and number
+    of parts. `laid` are the chunks in the image and `used` those that are read
     from it, by their ordinals in the layout of all of the rank's chunks.
     """
 
-    id: tuple[int, int]
+    origin: CheckpointId
     image_size_bytes: int
     header_digest: str
     laid: Ranges
     used: Ranges
-
-    @property
-    def origin(self) -> CheckpointId:
-        """The checkpoint that wrote it."""
-        return CheckpointId(*self.id)
 
 
 class PartRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -189,7 +184,7 @@ class PartRecord(msgspec.Struct, frozen=True, kw_only=True):
     format_version: int = FORMAT_VERSION
     run_id: RunId
     step: int
-    attempt: int
+    attempt: AttemptId
     rank: int
     part_count: int
     image_size_bytes: int
@@ -228,7 +223,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     format_version: int = FORMAT_VERSION
     run_id: RunId
     step: int
-    attempt: int
+    attempt: AttemptId
     parts: tuple[PartReference, ...]
     checkpoint: CheckpointSpec
 

@@ -31,7 +31,6 @@ from holdfast.errors import (
     StructureMismatchError,
     UnsupportedLeafError,
 )
-from holdfast.format.names import CheckpointId, checkpoint_folder
 from holdfast.policy.codec import BuiltIn
 from holdfast.policy.preservation_policy import AnyPreservationPolicy, EveryNSteps, LatestN
 from holdfast.policy.save_decision_policy import SpecificStepsPolicy
@@ -88,10 +87,10 @@ class Checkpointer(BaseCheckpointer):  # type: ignore[misc]
         """Return the folders of the checkpoints that are durable, ascending."""
         try:
             with holdfast.open_run(base_dir) as run:
-                ids = [CheckpointId(step, run.metadata(step).attempt) for step in run.all_steps()]
+                folders = [run.metadata(step).folder for step in run.all_steps()]
         except NotARunError:
             return []
-        paths = [os.path.join(base_dir, checkpoint_folder(each)) for each in ids]
+        paths = [os.path.join(base_dir, folder) for folder in folders]
         # A checkpoint in the memory of this host has no folder yet; a bucket has none at all.
         return [path for path in paths if "://" in path or os.path.isdir(path)]
 

@@ -11,7 +11,7 @@ from msgspec import structs
 
 from holdfast.clock import Clock
 from holdfast.coordination.settings import LEASE_SECS
-from holdfast.engine.lifecycle.attempts import newest_attempt, read_attempts
+from holdfast.engine.lifecycle.attempts import newest_number, read_attempts
 from holdfast.engine.lifecycle.identity import settle
 from holdfast.engine.lifecycle.leases import Leases
 from holdfast.engine.lifecycle.newest import newest_committed
@@ -171,7 +171,7 @@ def _open_both(durable: DurableStore, remote: DurableStore, clock: Clock, *, tak
         # It is reconstructed. The agent mends that of the directory.
         for key in mend_run(remote, remote.home.recorded_place()):
             log.info("%s: wrote %s anew", remote.home.location_text, key)
-    newest_here, newest_there = newest_attempt(durable), newest_attempt(remote)
+    newest_here, newest_there = newest_number(durable), newest_number(remote)
     if 0 < newest_there < newest_here and not takeover:
         _check_not_live(remote, there.run_id, newest_there)
     is_behind = 0 < newest_here < newest_there
@@ -188,7 +188,7 @@ def _warn_if_abandoned(durable: DurableStore, remote: DurableStore, last: Checkp
     if not on_timeline([last], attempts):
         newest = attempts[max(attempts)]
         log.warning(
-            "%s: step %d of attempt %d, the newest one here, is abandoned: attempt %d of host %s "
+            "%s: step %d of attempt %s, the newest one here, is abandoned: attempt %s of host %s "
             "took the run over in %s, and did not continue from it. This start continues from that "
             "attempt; `holdfast ls` shows the abandoned steps",
             durable.home.location_text,

@@ -16,7 +16,7 @@ from holdfast.agent.agent_directory import agent_folders, host_name, ram_folder
 from holdfast.agent.launch import find_agent
 from holdfast.agent.ram_attempts import foreign_attempts, noted_place
 from holdfast.clock import Clock
-from holdfast.engine.lifecycle.attempts import attempt_numbers
+from holdfast.engine.lifecycle.attempts import read_attempt
 from holdfast.engine.lifecycle.catalog import list_checkpoints
 from holdfast.engine.lifecycle.run import read_run_record
 from holdfast.errors import AgentUnavailableError, HoldfastError
@@ -64,8 +64,8 @@ def foreign_checkpoints(ram: RamStore, durable: DurableStore) -> Sequence[Checkp
         StorageError, CheckpointDamagedError, NewerFormatError: The attempts cannot be read.
     """
     found = sorted(list_checkpoints(ram))
-    numbers = {checkpoint.attempt for checkpoint in found}
-    foreign = foreign_attempts(ram.root.parent, durable, numbers)
+    attempts = {checkpoint.attempt for checkpoint in found}
+    foreign = foreign_attempts(ram.root.parent, durable, attempts)
     return [checkpoint for checkpoint in found if checkpoint.attempt in foreign]
 
 
@@ -100,9 +100,9 @@ def _continues(run_id: str, place: str, ram: RamStore, clock: Clock) -> bool:
     """Return whether the run at `place` has the attempts of what is in RAM."""
     try:
         durable = open_durable(place, clock)
-        numbers = {checkpoint.attempt for checkpoint in list_checkpoints(ram)}
+        attempts = {checkpoint.attempt for checkpoint in list_checkpoints(ram)}
         if read_run_record(durable, place).run_id != run_id:
             return False
-        return numbers <= set(attempt_numbers(durable))
+        return all(read_attempt(durable, a.number).attempt == a for a in attempts)
     except HoldfastError:
         return False

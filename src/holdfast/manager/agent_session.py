@@ -51,6 +51,7 @@ from holdfast.errors import (
     StepNotFoundError,
 )
 from holdfast.events.schema import TrainerEvent
+from holdfast.format.names import AttemptId, CheckpointId
 from holdfast.store.durable import RunHome
 
 TRIES_MAX = 5
@@ -77,14 +78,16 @@ class AgentPlace:
 
     folder: Path
     control: ControlBlock
-    attempt: int
-    origin: tuple[int, int] | None
+    attempt: AttemptId
+    origin: CheckpointId | None
     seat: int
     ram_folder: Path | None
     cursor: int
     """The position of the first notice that concerns this trainer's group."""
 
     # Computed once, because the training thread reads them at every step.
+    number: int = field(init=False)
+    """The number of the attempt, which the control block's cell has."""
     step_cell: int = field(init=False)
     """The control block's cell for the step that this trainer has published."""
     step_time_cell: int = field(init=False)
@@ -97,6 +100,7 @@ class AgentPlace:
     """The cells for the waits of the training."""
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "number", self.attempt.number)
         object.__setattr__(self, "step_cell", step_cell(self.seat))
         object.__setattr__(self, "step_time_cell", step_time_cell(self.seat))
         object.__setattr__(self, "notice_cell", notice_cell(self.seat))
@@ -189,7 +193,7 @@ class AgentSession:
         self._warned_text = ""
         """The last warning that no agent can be reached. Owned by the watcher's thread."""
         self._watch_client: AgentClient | None = None
-        self._pending: Callable[[], tuple[protocol.Id, ...]] = tuple
+        self._pending: Callable[[], tuple[CheckpointId, ...]] = tuple
         self.left: protocol.Detached | None = None
         """What stays on this host after `close`; None if the agent did not answer."""
         self.place = self._join(start)
@@ -215,7 +219,7 @@ class AgentSession:
         """Whether it is the only trainer of its job."""
         return self._attach.count == 1
 
-    def start_watching(self, pending: Callable[[], tuple[protocol.Id, ...]]) -> None:
+    def start_watching(self, pending: Callable[[], tuple[CheckpointId, ...]]) -> None:
         """Start to watch the agent's notices.
 
         Args:
@@ -279,11 +283,11 @@ class AgentSession:
         with self._lock:
             return self._take(self.call("attach", self._rejoining(), protocol.Attached))
 
-    def branch(self, origin: tuple[int, int] | None) -> AgentPlace:
+    def branch(self, origin: CheckpointId | None) -> AgentPlace:
         """Begin a new attempt from `origin`, together with the other ranks.
 
         Args:
-            origin: Step and attempt of the checkpoint to branch from; None for an empty timeline.
+            origin: The checkpoint to branch from; None for an empty timeline.
 
         Returns:
             The new place; `place` is updated.

@@ -289,7 +289,7 @@ class CheckpointManager:
             or step >= control[TARGET_RAM]
             or step >= control[TARGET_PREEMPTION]
             or control[place.notice_cell]
-            or control[ATTEMPT] != place.attempt
+            or control[ATTEMPT] != place.number
             or self._progress.has_failed
             or steps.is_due_here(step)
         ):
@@ -549,7 +549,7 @@ class CheckpointManager:
         """
         self._lifetime.check_call("delete")
         found = self._look().find(arguments.check_step(step))
-        request = protocol.Delete(ids=((found.step, found.attempt),))
+        request = protocol.Delete(ids=(found,))
         self._session.call("delete", request, protocol.Empty)
         self._progress.note_deleted(found)
 
@@ -667,7 +667,7 @@ class CheckpointManager:
         with self._progress.stopped_by(FencedError):
             self._session.finish_branch()
         place = self._session.place
-        if place.control.cells[ATTEMPT] != place.attempt:
+        if place.control.cells[ATTEMPT] != place.number:
             with self._progress.stopped_by(FencedError):
                 place = self._session.renew()
         due = self._steps.due(step, place.control.cells, self._is_stopping_alone(), force)
@@ -742,7 +742,7 @@ class CheckpointManager:
         elif notice.kind == "warning":
             log.warning("agent: %s", notice.reason)
         elif notice.kind == "unknown" and notice.id is not None:
-            report_unknown(self._session, self._progress, CheckpointId(*notice.id))
+            report_unknown(self._session, self._progress, notice.id)
         else:
             self._progress.notice(notice)
             if notice.id is not None:

@@ -26,7 +26,7 @@ from dataclasses import dataclass, replace
 
 from holdfast.agent.protocol import SKIPPED
 from holdfast.errors import SaveFailedError
-from holdfast.format.names import CheckpointId
+from holdfast.format.names import Age, CheckpointId
 
 DROPPED_SECS = 30.0
 """How long after a drop a newer checkpoint can replace it."""
@@ -38,9 +38,6 @@ GATHER_SECS = 2.0
 """Drops often arrive in groups: one error names all that arrive within this time."""
 NAMED_MAX = 10
 """How many steps a message names at each end of a long list."""
-
-Age = tuple[int, int]
-"""Attempt and step: the order in which checkpoints were taken."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,13 +85,13 @@ class Drops:
             at_secs=now_secs,
             due_secs=now_secs + (GATHER_SECS if is_by_step else DROPPED_SECS),
         )
-        if not self._is_replaced(_age(checkpoint), drop):
-            self._drops[_age(checkpoint)] = drop
+        if not self._is_replaced(checkpoint.age, drop):
+            self._drops[checkpoint.age] = drop
             self._count()
 
     def secured(self, checkpoint: CheckpointId, *, is_committed: bool) -> None:
         """Remove the drops that a checkpoint replaces, which is now protected or committed."""
-        age = _age(checkpoint)
+        age = checkpoint.age
         self._protected = max(age, self._protected or age)
         if is_committed:
             self._committed = max(age, self._committed or age)
@@ -136,7 +133,7 @@ class Drops:
         """Postpone the failures that a save in progress may still prevent."""
         newest = {
             is_durable: max(
-                (_age(c) for c, due in pending.items() if due or not is_durable), default=None
+                (c.age for c, due in pending.items() if due or not is_durable), default=None
             )
             for is_durable in (False, True)
         }
@@ -174,10 +171,6 @@ class Drops:
 
     def _count(self) -> None:
         self.due_at_secs = min((d.due_secs for d in self._drops.values()), default=math.inf)
-
-
-def _age(checkpoint: CheckpointId) -> Age:
-    return checkpoint.attempt, checkpoint.step
 
 
 def _listed(steps: tuple[int, ...]) -> str:

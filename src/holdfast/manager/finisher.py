@@ -219,7 +219,7 @@ class Finisher:
         session, progress = self._restorer.session, self._restorer.progress
         sealed = Sealed(
             rank=session.rank,
-            id=(checkpoint.step, checkpoint.attempt),
+            id=checkpoint,
             part_count=self._rendezvous.count,
             tier="ram",
             durable=True,

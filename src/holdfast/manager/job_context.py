@@ -29,7 +29,11 @@ from holdfast.engine.lifecycle.catalog import Listing, list_folder
 from holdfast.engine.reading.exchange import ExchangePlace
 from holdfast.engine.reading.view import RamTiers, View, newest_view_of, view_of
 from holdfast.errors import AgentUnavailableError, HoldfastError
-from holdfast.format.names import CheckpointId
+from holdfast.format.names import (
+    NO_ATTEMPT,
+    AttemptId,
+    CheckpointId,
+)
 from holdfast.job.opening import OpenRun
 from holdfast.job.options import Options
 from holdfast.job.peer_token import share_token
@@ -52,10 +56,10 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
-class Attempt:
-    """The current attempt's number, which is set after the process has joined."""
+class PresentAttempt:
+    """The present attempt, which is set after the process has joined."""
 
-    number: int = 0
+    id: AttemptId = NO_ATTEMPT
 
 
 class JobPeers:
@@ -110,7 +114,7 @@ class JobContext:
 
     config: AgentConfig
     attach: Attach
-    attempt: Attempt
+    attempt: PresentAttempt
     replicas: Replicas
     peers: JobPeers
     durable: DurableStore
@@ -190,7 +194,7 @@ class JobContext:
         clock: Clock,
         view_of_stores: Callable[[list[ReadableStore], DurableStore], View],
     ) -> View:
-        self.attempt.number = session.place.attempt
+        self.attempt.id = session.place.attempt
         view = view_of_stores(self._stores(session, clock), self.durable)
         if view.unlisted and self.peers.update_addresses(_addresses(session)):
             # A restarted agent serves at another address than when the job began.
@@ -223,7 +227,7 @@ def find_job(
     with rendezvous.propagating_errors("look at this host's RAM"):
         check_foreign_ram(run.run_id, run.durable, clock)
     hosts = meet(rendezvous, place_of(processes, options.ram, None))
-    attempt = Attempt()
+    attempt = PresentAttempt()
     config = _config(run, options, None)
     peers = JobPeers({}, _nowhere)
     if hosts.count > 1:
@@ -334,7 +338,7 @@ def _attach(run: OpenRun, options: Options, processes: Processes, hosts: JobHost
 
 
 def _job_peers(
-    run: OpenRun, config: AgentConfig, hosts: JobHosts, attempt: Attempt, clock: Clock
+    run: OpenRun, config: AgentConfig, hosts: JobHosts, attempt: PresentAttempt, clock: Clock
 ) -> JobPeers:
     """Return the other hosts' RAM: hosts of this host's failure domain first, then the others.
 
@@ -357,7 +361,7 @@ def _job_peers(
             run_id=run.run_id,
             token=token,
             tls=tls,
-            attempt=lambda: attempt.number,
+            attempt=lambda: attempt.id,
         )
         return PeerStore(access, clock)
 

@@ -39,6 +39,8 @@ from holdfast.format.names import (
     LEASES,
     MANIFESTS,
     RUN_FILE,
+    TOKEN_CHARS,
+    AttemptId,
     CheckpointId,
     attempt_keys,
     image_key,
@@ -56,7 +58,8 @@ from holdfast.store.location import RunLocation
 from holdfast.store.object_folder import UNFINISHED, translated
 from holdfast.store.renames import exchange, rename_to_new
 
-SAVED = CheckpointId(0, 1)
+SAVED = CheckpointId(0, AttemptId(1, "0" * TOKEN_CHARS))
+"""The only checkpoint of a saved state; its names do not depend on chance."""
 
 
 def save(
@@ -158,7 +161,7 @@ def _check_no_foreign_file(directory: Path) -> None:
         for folder, folders, files in os.walk(directory)
         for name in [*files, *(n for n in folders if os.path.islink(os.path.join(folder, n)))]
     )
-    made = {RUN_FILE, *attempt_keys(SAVED.attempt), manifest_key(SAVED)}
+    made = {RUN_FILE, *attempt_keys(SAVED.attempt.number), manifest_key(SAVED)}
     for part in filter(None, (parse_part_name(key.rpartition("/")[2]) for key in keys)):
         made |= {part_key(SAVED, *part), image_key(SAVED, *part)}
     unfinished = {key for key in keys if re.fullmatch(rf"(.*/)?\..+{re.escape(UNFINISHED)}", key)}
@@ -182,7 +185,9 @@ def is_saved_one(directory: Path, clock: Clock) -> bool:
     except HoldfastError:
         return False
     is_trained = any(os.path.lexists(directory / name) for name in (EVENTS, LEASES))
-    return found == ([SAVED.attempt], [SAVED]) and not is_trained and not directory.is_symlink()
+    return (
+        found == ([SAVED.attempt.number], [SAVED]) and not is_trained and not directory.is_symlink()
+    )
 
 
 @contextlib.contextmanager

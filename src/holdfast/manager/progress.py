@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
-from holdfast.agent.protocol import SKIPPED, WATCHED_MAX, Id, Notice, Sealed
+from holdfast.agent.protocol import SKIPPED, WATCHED_MAX, Notice, Sealed
 from holdfast.clock import Clock
 from holdfast.conditions import Condition
 from holdfast.errors import (
@@ -153,11 +153,11 @@ class Progress:
             if save is not None:
                 save.is_reported = True
 
-    def pending(self) -> tuple[Id, ...]:
+    def pending(self) -> tuple[CheckpointId, ...]:
         """Return the oldest saves that were reported to the agent and have not ended."""
         with self._changed:
             saves = [*self._saves.items(), *self._sealed.items()]
-            known = [(c.step, c.attempt) for c, save in saves if save.is_reported]
+            known = [c for c, save in saves if save.is_reported]
             return tuple(known[:WATCHED_MAX])
 
     def sealed_part(self, checkpoint: CheckpointId) -> Sealed | None:
@@ -199,7 +199,7 @@ class Progress:
             self.fail_all(notice.reason)
         if notice.id is None:
             return
-        checkpoint = CheckpointId(*notice.id)
+        checkpoint = notice.id
         match notice.kind:
             case "failed":
                 self.fail_save(checkpoint, notice.reason)

@@ -30,16 +30,16 @@ ANSWER_SIZE_MAX_BYTES = 1024 * 1024
 
 
 class WantedRanges(msgspec.Struct, frozen=True, array_like=True):
-    """What a rank reads of a checkpoint (step, attempt) at a service, by part."""
+    """What a rank reads of a checkpoint at a service, by part."""
 
-    id: tuple[int, int] | None
+    id: CheckpointId | None
     parts: dict[int, list[tuple[int, int]]]
 
 
 class _SharedParts(msgspec.Struct, frozen=True, array_like=True):
     """What several ranks want of one checkpoint, by part: first and last block, and the ranks."""
 
-    id: tuple[int, int]
+    id: CheckpointId
     parts: dict[int, list[tuple[int, int, Runs]]]
 
 
@@ -102,10 +102,10 @@ class RestoreExchange:
             self._exchange = None
 
     def _agree(self, checkpoint: CheckpointId | None, wants: Wants) -> SharedAnswer:
-        own = (checkpoint.step, checkpoint.attempt) if checkpoint is not None else None
-        value = json_text(WantedRanges(own, {part: [*found] for part, found in wants.items()}))
+        ranges = {part: [*found] for part, found in wants.items()}
+        value = json_text(WantedRanges(checkpoint, ranges))
         if len(value) > WANTS_SIZE_MAX_BYTES:
-            value = json_text(WantedRanges(own, {}))
+            value = json_text(WantedRanges(checkpoint, {}))
         answer = self.rendezvous.decide(NAME, value, _judged, JOIN_SECS, self.trouble)
         return decode(answer, SharedAnswer)
 
@@ -137,10 +137,9 @@ def wanted_together(wanted: Sequence[WantedRanges]) -> list[_SharedParts]:
 
 
 def _shared_by(answer: SharedAnswer, checkpoint: CheckpointId) -> dict[int, list[SharedRange]]:
-    own = (checkpoint.step, checkpoint.attempt)
     return {
         part: [SharedRange(first, stop, tuple(ranks_in(runs))) for first, stop, runs in ranges]
         for one in answer.checkpoints
-        if one.id == own
+        if one.id == checkpoint
         for part, ranges in one.parts.items()
     }

@@ -27,11 +27,11 @@ class Ballot(msgspec.Struct, frozen=True, array_like=True):
 
     Attributes:
         good: Whether the rank could read the checkpoint, or has none left.
-        id: Step and attempt of the checkpoint it tried; None if none is left.
+        id: The checkpoint it tried; None if none is left.
     """
 
     good: bool
-    id: tuple[int, int] | None
+    id: CheckpointId | None
 
 
 class RestoreVerdict(msgspec.Struct, frozen=True, array_like=True):
@@ -95,7 +95,7 @@ class Votes:
         self._rendezvous.decide(MEETING, "", lambda values: "", VOTE_SECS, lambda: self.trouble)
 
     def _vote(self, good: bool, found: CheckpointId | None) -> tuple[bool, int]:
-        ballot = Ballot(good, (found.step, found.attempt) if found else None)
+        ballot = Ballot(good, found)
         answer = self._rendezvous.decide(
             NAME, json_text(ballot), _judged, VOTE_SECS, lambda: self.trouble
         )
@@ -110,7 +110,7 @@ def verdict(ballots: Sequence[Ballot]) -> RestoreVerdict:
     continue below its step. If they tried different ones, they continue at the lowest of these.
     """
     chosen = {ballot.id for ballot in ballots}
-    steps = [-1 if ballot.id is None else ballot.id[0] for ballot in ballots]
+    steps = [-1 if ballot.id is None else ballot.id.step for ballot in ballots]
     if len(chosen) == 1:
         return RestoreVerdict(all(ballot.good for ballot in ballots), steps[0])
     return RestoreVerdict(False, min(steps) + 1)

@@ -102,7 +102,7 @@ class Restorer:
         place.control.cells[place.step_cell] = found.step
         self.saver.reuse_nothing()
         if not restored.is_newest or self.steps.has_accepted_after(found.step):
-            self.session.branch((found.step, found.attempt))
+            self.session.branch(found)
         # Last, because an exception before this must leave the training's position unchanged.
         self.steps.went_back(found.step)
         self._report(StateRestored, restored)
@@ -157,7 +157,7 @@ class Restorer:
         """Begin a branch of the run in which `step` can be saved again."""
         self.settle()
         origin = max((c for c in self.look().timeline if c.step <= step), default=None)
-        self.session.branch((origin.step, origin.attempt) if origin is not None else None)
+        self.session.branch(origin)
         self.steps.went_back(step)
 
     def settle(self) -> None:

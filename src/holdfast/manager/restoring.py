@@ -179,7 +179,7 @@ def restore_newest(
                 rounds.join(None, {})
             if tried is not None and tried.error is not None:
                 reason = str(tried.error)
-                skipped.append((tried.id.step, tried.id.attempt, reason))
+                skipped.append((tried.id.step, tried.id.attempt.number, reason))
                 text = "step %d cannot be restored, trying an older one: %s"
                 log.warning(text, tried.id.step, reason)
             good, limit = rounds.vote(
@@ -356,7 +356,7 @@ def _finish(
         )
     report = RestoreReport(
         step=tried.id.step,
-        attempt=tried.id.attempt,
+        attempt=tried.id.attempt.number,
         sources=dict(tried.tally.bytes_by_tier),
         skipped=tuple(skipped),
         passed_over=tuple(tried.tally.passed_over),

@@ -15,7 +15,10 @@ from holdfast.agent.control_block import (
     TARGET_RAM,
 )
 from holdfast.clock import Clock, SystemClock
-from holdfast.format.names import STEP_MAX
+from holdfast.format.names import (
+    STEP_MAX,
+    CheckpointId,
+)
 from holdfast.job.options import Options
 from holdfast.policy.contexts import SaveContext
 from holdfast.policy.save_decision_policy import SaveDecisionPolicy, split
@@ -77,16 +80,14 @@ class SaveSchedule:
     """The schedule of one rank's saves. Owned by the training thread.
 
     Args:
-        origin: Step and attempt of the checkpoint from which the run continues; None for a new run.
+        origin: The checkpoint from which the run continues; None for a new run.
         options: The manager's options.
         process_count: The number of processes of the job.
     """
 
-    def __init__(
-        self, origin: tuple[int, int] | None, options: Options, process_count: int
-    ) -> None:
+    def __init__(self, origin: CheckpointId | None, options: Options, process_count: int) -> None:
         self._is_alone = process_count == 1
-        self.floor = self.last = origin[0] if origin is not None else -1
+        self.floor = self.last = origin.step if origin is not None else -1
         self.step_max = -1
         """The highest step that needs no check: none before the first step and after the end."""
         self._has_ended = False

@@ -388,7 +388,7 @@ class Saver:
         written_bytes = whole_bytes if request.written_bytes is None else request.written_bytes
         message = protocol.Sealed(
             rank=request.plan.rank,
-            id=(request.plan.id.step, request.plan.id.attempt),
+            id=request.plan.id,
             part_count=request.plan.part_count,
             tier=tier,
             durable=request.is_durable_due,
@@ -460,12 +460,11 @@ class Saver:
         made = {one.part.rank for one in request.replicas if one.finish(request.snapshot)}
         if not self._copying:
             return
-        number = plan.id.step, plan.id.attempt
 
         def slot_for(copy: PartCopy) -> str | None:
             size_bytes = copy.layout.size_bytes
             message = protocol.WantSlot(
-                rank=plan.rank, id=number, size_bytes=size_bytes, copy_of=copy.rank
+                rank=plan.rank, id=plan.id, size_bytes=size_bytes, copy_of=copy.rank
             )
             return self._ask("slot", message, protocol.Slot).name
 
@@ -477,7 +476,7 @@ class Saver:
                 log.debug("no replica of rank %d's part is made: %s", copy.rank, error)
         copies = tuple(copy.rank for copy in self._copying)
         with contextlib.suppress(HoldfastError):
-            report = protocol.Copied(rank=plan.rank, id=number, copies=copies, made=tuple(made))
+            report = protocol.Copied(rank=plan.rank, id=plan.id, copies=copies, made=tuple(made))
             self._ask("copied", report, protocol.Empty)
 
     def _write(self, request: SaveRequest) -> str | None:
@@ -518,8 +517,7 @@ class Saver:
 
     def _report_filling(self, request: SaveRequest, images: PartImages) -> None:
         plan, copies = request.plan, self._begin_copies(request, images)
-        number = plan.id.step, plan.id.attempt
-        message = protocol.FillStarted(rank=plan.rank, id=number, copies=copies)
+        message = protocol.FillStarted(rank=plan.rank, id=plan.id, copies=copies)
         self._ask("filling", message, protocol.Empty)
 
     def _write_durable(
@@ -565,7 +563,7 @@ class Saver:
         own = plan.layout if images is None else images.own
         message = protocol.WantSlot(
             rank=plan.rank,
-            id=(plan.id.step, plan.id.attempt),
+            id=plan.id,
             size_bytes=own.size_bytes,
             copies=() if images is None else self._begin_copies(request, images),
         )
@@ -629,9 +627,8 @@ class Saver:
             log.debug("step %d is not reported as skipped: %r", checkpoint.step, error)
 
     def _abandon(self, checkpoint: CheckpointId, reason: str, *, is_skipped: bool = False) -> None:
-        number = checkpoint.step, checkpoint.attempt
         message = protocol.Abandoned(
-            rank=self._session.rank, id=number, reason=reason, skipped=is_skipped
+            rank=self._session.rank, id=checkpoint, reason=reason, skipped=is_skipped
         )
         self._ask("abandoned", message, protocol.Empty)
 
@@ -666,7 +663,7 @@ def report_all(session: AgentSession, progress: Progress) -> None:
     """
     for sealed in progress.sealed_again():
         if _report_again(session, sealed):
-            progress.reported(CheckpointId(*sealed.id))
+            progress.reported(sealed.id)
 
 
 def report_unknown(session: AgentSession, progress: Progress, checkpoint: CheckpointId) -> None:

@@ -106,8 +106,8 @@ def opening_text(
 ) -> str:
     """Return the line about an opened run; `has_copies`: in other hosts' RAM."""
     if place.origin is not None:
-        where = f"attempt {place.attempt}, its newest checkpoint is of step {place.origin[0]}"
-    elif place.attempt == 1:
+        where = f"attempt {place.attempt}, its newest checkpoint is of step {place.origin.step}"
+    elif place.attempt.number == 1:
         where = "a new run"
     else:
         where = f"attempt {place.attempt}, without a checkpoint so far"

@@ -14,11 +14,14 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
+import msgspec
+
 from holdfast.agent import protocol
 from holdfast.clock import Clock
 from holdfast.engine.reading.metadata import metadata_of
 from holdfast.engine.reading.view import View
 from holdfast.errors import HoldfastError
+from holdfast.format.names import CheckpointId
 from holdfast.format.records import decode_metrics
 from holdfast.job.options import Options
 from holdfast.manager.agent_session import AgentSession
@@ -185,7 +188,7 @@ class UserPolicyThread:
     def _answer(self, asked: protocol.Notice, keep: Sequence[bool]) -> None:
         assert asked.id is not None
         ids = tuple(
-            (entry["id"][0], entry["id"][1])
+            msgspec.convert(entry["id"], CheckpointId)
             for entry, is_kept in zip(asked.data, keep, strict=True)
             if is_kept
         )

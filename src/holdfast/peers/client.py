@@ -19,6 +19,7 @@ import msgspec
 from holdfast.clock import Clock
 from holdfast.errors import ObjectNotFoundError, StorageError
 from holdfast.format.json_codec import decode
+from holdfast.format.names import NO_ATTEMPT, AttemptId
 from holdfast.peers.address import PeerAddress
 from holdfast.peers.connection import BadAnswerError, PeerBounds, PeerConnection
 from holdfast.peers.tls import PeerTls, client_context
@@ -44,7 +45,7 @@ class PeerAccess:
     run_id: str
     token: str = field(repr=False)
     tls: PeerTls | None = None
-    attempt: Callable[[], int] = lambda: 0
+    attempt: Callable[[], AttemptId] = lambda: NO_ATTEMPT
 
 
 class Connections:
@@ -150,7 +151,7 @@ class Peer:
         """The headers of each request."""
         return {
             "Authorization": f"Bearer {self._access.token}",
-            ATTEMPT_HEADER: str(self._access.attempt()),
+            ATTEMPT_HEADER: self._access.attempt().name,
         }
 
     def connect(self) -> PeerConnection:

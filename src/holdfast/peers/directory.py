@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from holdfast.clock import Clock
 from holdfast.errors import StorageError
+from holdfast.format.names import NO_ATTEMPT, AttemptId
 from holdfast.peers.address import PeerAddress
 from holdfast.peers.tls import PeerTls
 from holdfast.peers.wire import hosts_text
@@ -41,7 +42,7 @@ class PeerDirectory:
         self.leaders: tuple[str, ...] = ()
         self.silence_secs = math.inf
         """How long a host may send nothing before it is no longer asked for records."""
-        self.attempt: Callable[[], int] = lambda: 0
+        self.attempt: Callable[[], AttemptId] = lambda: NO_ATTEMPT
         """The newest attempt known here: a host that knows a newer one does not serve this one."""
 
     def update_address(self, host: str, address: PeerAddress) -> None:

@@ -34,7 +34,12 @@ from holdfast.errors import (
     ObjectNotFoundError,
     StorageError,
 )
-from holdfast.format.names import EXCHANGE
+from holdfast.format.names import (
+    EXCHANGE,
+    NO_ATTEMPT,
+    AttemptId,
+    parse_attempt_id,
+)
 from holdfast.peers.address import PeerAddress, parse_address
 from holdfast.peers.server_connections import (
     Opened,
@@ -107,7 +112,7 @@ class ServedRun:
     token: str = field(repr=False)
     tls: ssl.SSLContext | None = None
     deliver: Deliver | None = None
-    serves: Callable[[int], bool] = lambda attempt: True
+    serves: Callable[[AttemptId], bool] = lambda attempt: True
     status: Callable[[], Awaitable[bytes]] | None = None
     upload: Callable[[bytes], Awaitable[bytes]] | None = None
 
@@ -249,8 +254,7 @@ class PeerServer:
             return await self._receive_order(request)
         if kind == STATUS:
             return await self._send_status()
-        text = request.headers.get(ATTEMPT_HEADER, "0")
-        attempt = int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else 0
+        attempt = parse_attempt_id(request.headers.get(ATTEMPT_HEADER, "")) or NO_ATTEMPT
         if not self._served.serves(attempt):
             error = InvalidArgumentError(
                 f"attempt {attempt} is not served any more: another one has taken the run over; "

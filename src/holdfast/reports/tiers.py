@@ -16,7 +16,6 @@ from holdfast.events.schema import (
     PartSaved,
     StepProgress,
 )
-from holdfast.format.names import CheckpointId
 from holdfast.reports.division import Piece
 from holdfast.reports.model import Intervals, SlowestRank, TierReport
 from holdfast.reports.run_clock import Timed
@@ -39,7 +38,7 @@ def tier_reports(
     """
     parts = [one.event for one in timed if isinstance(one.event, PartSaved)]
     commits = {
-        one.event.checkpoint_id: one.event
+        one.event.step_and_attempt: one.event
         for one in timed
         if isinstance(one.event, CheckpointCommitted)
     }
@@ -134,20 +133,20 @@ def percentile(values: Sequence[float], share: float) -> float:
     return ordered[max(0, -int(-share * len(ordered) // 1) - 1)]
 
 
-def _first_times(events: Sequence[Timed]) -> dict[CheckpointId, int]:
+def _first_times(events: Sequence[Timed]) -> dict[tuple[int, int], int]:
     """Return when each checkpoint reached a tier: several hosts report it."""
-    times_us: dict[CheckpointId, int] = {}
+    times_us: dict[tuple[int, int], int] = {}
     for one in events:
         is_recovery = isinstance(one.event, CheckpointCommitted) and one.event.by == "recovery"
         if isinstance(one.event, CheckpointEvent) and not is_recovery:
-            times_us.setdefault(one.event.checkpoint_id, one.time_us)
+            times_us.setdefault(one.event.step_and_attempt, one.time_us)
     return times_us
 
 
-def _intervals(times_us: dict[CheckpointId, int]) -> Intervals:
+def _intervals(times_us: dict[tuple[int, int], int]) -> Intervals:
     by_attempt: dict[int, list[int]] = defaultdict(list)
-    for checkpoint, time_us in times_us.items():
-        by_attempt[checkpoint.attempt].append(time_us)
+    for (_, attempt), time_us in times_us.items():
+        by_attempt[attempt].append(time_us)
     values = [
         (after - before) / 1e6
         for own in by_attempt.values()

@@ -16,6 +16,8 @@ from holdfast.errors import CheckpointDamagedError, HoldfastError, ObjectNotFoun
 from holdfast.format.names import (
     ATTEMPT_MAX,
     ATTEMPTS,
+    NO_ATTEMPT,
+    AttemptId,
     CheckpointId,
     attempt_keys,
     parse_attempt_name,
@@ -54,14 +56,24 @@ def attempt_sizes_bytes(store: ReadableStore) -> dict[int, list[int]]:
     return {number: found[number] for number in sorted(found)}
 
 
-def newest_attempt(store: ReadableStore) -> int:
+def newest_number(store: ReadableStore) -> int:
     """Return the number of the newest attempt; 0 if there is none."""
     return max(attempt_numbers(store), default=0)
 
 
+def newest_attempt(store: ReadableStore) -> AttemptId:
+    """Return the newest attempt, as its record names it; `NO_ATTEMPT` if there is none.
+
+    Raises:
+        CheckpointDamagedError, StorageError, NewerFormatError: the record cannot be read.
+    """
+    number = newest_number(store)
+    return read_attempt(store, number).attempt if number else NO_ATTEMPT
+
+
 def newest_tier(stores: Sequence[DurableStore]) -> DurableStore:
     """Return the store with the newest attempt, the first of equals: it knows the timeline."""
-    return max(stores, key=newest_attempt) if len(stores) > 1 else stores[0]
+    return max(stores, key=newest_number) if len(stores) > 1 else stores[0]
 
 
 def read_attempts(
@@ -100,7 +112,7 @@ def read_attempts(
             raise damaged_attempt_error(store, number, error) from error
         known[number] = found[number]
         origin = found[number].origin
-        number = origin[1] if origin is not None else 0
+        number = origin.attempt.number if origin is not None else 0
     return found
 
 
@@ -127,7 +139,7 @@ def _parsed(number: int, data: bytes | HoldfastError | None) -> AttemptRecord | 
     return None
 
 
-def read_attempt(store: ReadableStore, attempt: int) -> AttemptRecord:
+def read_attempt(store: ReadableStore, number: int) -> AttemptRecord:
     """Return an attempt's record, or its copy if the record is damaged.
 
     Raises:
@@ -136,9 +148,9 @@ def read_attempt(store: ReadableStore, attempt: int) -> AttemptRecord:
         NewerFormatError: the record has a newer format version.
     """
     problems: list[CheckpointDamagedError | StorageError] = []
-    for key in attempt_keys(attempt):
+    for key in attempt_keys(number):
         try:
-            record = read_attempt_at(store, key, attempt)
+            record = read_attempt_at(store, key, number)
         except (CheckpointDamagedError, StorageError) as error:
             problems.append(error)
         else:
@@ -148,23 +160,23 @@ def read_attempt(store: ReadableStore, attempt: int) -> AttemptRecord:
     raise next((e for e in problems if not isinstance(e, ObjectNotFoundError)), problems[0])
 
 
-def read_attempt_at(store: ReadableStore, key: str, attempt: int) -> AttemptRecord:
+def read_attempt_at(store: ReadableStore, key: str, number: int) -> AttemptRecord:
     """Return the record of an attempt, or its copy, from `key`.
 
     Raises:
         ObjectNotFoundError, CheckpointDamagedError, NewerFormatError.
     """
-    return parse_attempt(store.get(key), key, attempt)
+    return parse_attempt(store.get(key), key, number)
 
 
-def parse_attempt(data: bytes, key: str, attempt: int) -> AttemptRecord:
+def parse_attempt(data: bytes, key: str, number: int) -> AttemptRecord:
     """Return the attempt's record in `data`, which was read from `key`.
 
     Raises:
         CheckpointDamagedError, NewerFormatError.
     """
     record = unseal(data, AttemptRecord, key)
-    if record.attempt != attempt:
+    if record.attempt.number != number:
         raise CheckpointDamagedError(f"read {key}: it is the record of attempt {record.attempt}")
     return record
 
@@ -200,13 +212,13 @@ def mend_attempts(
 
 
 def begin_attempt(
-    store: Store, number: int, start: AttemptStart, *, is_previous_whole: bool = False
+    store: Store, attempt: AttemptId, start: AttemptStart, *, is_previous_whole: bool = False
 ) -> AttemptRecord | None:
-    """Begin the attempt of that number, and fence every older attempt.
+    """Begin an attempt, and fence every older one.
 
     Args:
         store: the run's store.
-        number: the attempt's number.
+        attempt: the attempt.
         start: the fields of its record.
         is_previous_whole: whether the record of the previous attempt and its copy were found whole.
 
@@ -218,6 +230,7 @@ def begin_attempt(
     """
     # The process that began the previous attempt may have been killed before it wrote the copy; the
     # copies of older attempts exist.
+    number = attempt.number
     previous = () if is_previous_whole else range(max(1, number - 1), number)
     for key in mend_attempts(store, previous, {}):
         log.info("%s was missing or damaged; it was rewritten", key)
@@ -228,13 +241,13 @@ def begin_attempt(
         )
     record = AttemptRecord(
         run_id=start.run_id,
-        attempt=number,
-        origin=(start.origin.step, start.origin.attempt) if start.origin else None,
+        attempt=attempt,
+        origin=start.origin,
         host=start.host,
         pid=start.pid,
         time=start.time,
     )
-    key, copy_key = attempt_keys(record.attempt)
+    key, copy_key = attempt_keys(number)
     data = seal(record)
     if not store.put_if_absent(key, data):
         return None

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
-from holdfast.engine.lifecycle.attempts import newest_attempt, read_attempts
+from holdfast.engine.lifecycle.attempts import newest_number, read_attempts
 from holdfast.engine.lifecycle.catalog import Listing
 from holdfast.errors import (
     CheckpointDamagedError,
@@ -180,10 +180,10 @@ def check_not_fenced(durable: DurableStore, checkpoint: CheckpointId) -> None:
         FencedError: a newer attempt continued from an earlier step.
         ObjectNotFoundError: the record of its own attempt is missing.
     """
-    newest = newest_attempt(durable)
-    if newest == checkpoint.attempt:
+    newest = newest_number(durable)
+    if newest == checkpoint.attempt.number:
         return
-    if newest < checkpoint.attempt:
+    if newest < checkpoint.attempt.number:
         raise ObjectNotFoundError(
             f"commit {checkpoint}: expected the record of attempt {checkpoint.attempt}, the newest "
             f"is that of attempt {newest}; the run's files were removed"

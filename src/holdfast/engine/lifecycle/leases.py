@@ -18,7 +18,7 @@ import msgspec
 from holdfast.coordination.inputs import LeaseSeen
 from holdfast.errors import HoldfastError
 from holdfast.format.json_codec import decode
-from holdfast.format.names import LEASES, lease_key
+from holdfast.format.names import LEASES, AttemptId, lease_key
 from holdfast.store.durable import FleetingStore
 
 NANOSECONDS = 1e9
@@ -34,7 +34,7 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     run_id: str
-    attempt: int
+    attempt: AttemptId
     host: str
     pid: int
     incarnation: int
@@ -54,32 +54,32 @@ class Leases:
         Raises:
             StorageError: the previous lease is unchanged.
         """
-        self._store.put(lease_key(lease.attempt), msgspec.json.encode(lease))
+        self._store.put(lease_key(lease.attempt.number), msgspec.json.encode(lease))
 
-    def remove(self, attempt: int) -> None:
-        """Remove an attempt's lease, if it exists.
+    def remove(self, number: int) -> None:
+        """Remove the lease of the attempt with that number, if it exists.
 
         Raises:
             StorageError: the lease may remain.
         """
-        self._store.delete(lease_key(attempt))
+        self._store.delete(lease_key(number))
 
-    def remove_before(self, attempt: int) -> None:
+    def remove_before(self, number: int) -> None:
         """Remove the leases of older attempts, which are not read any more.
 
         Raises:
             StorageError: any of them may remain.
         """
         keys = [stored.key for stored in self._store.list(LEASES)]
-        self._store.delete(*(key for key in keys if key < lease_key(attempt)))
+        self._store.delete(*(key for key in keys if key < lease_key(number)))
 
-    def read(self, attempt: int) -> LeaseSeen | None:
-        """Return an attempt's lease and its age, or None if this run has none.
+    def read(self, number: int) -> LeaseSeen | None:
+        """Return the lease of the attempt with that number, and its age, or None if it has none.
 
         Raises:
             StorageError: it cannot be read, or the store's time cannot.
         """
-        key = lease_key(attempt)
+        key = lease_key(number)
         read = self._store.read_timed(key)
         if read is None:
             return None
@@ -108,10 +108,10 @@ class LeaseWriter:
         with self._logged(f"the lease of attempt {lease.attempt} is not written"):
             self._leases.write(lease)
 
-    def remove(self, attempt: int) -> None:
+    def remove(self, attempt: AttemptId) -> None:
         """Remove an attempt's lease."""
         with self._logged(f"the lease of attempt {attempt} is not removed"):
-            self._leases.remove(attempt)
+            self._leases.remove(attempt.number)
 
     @contextlib.contextmanager
     def _logged(self, what: str) -> Iterator[None]:

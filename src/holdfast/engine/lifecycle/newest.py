@@ -15,7 +15,15 @@ from dataclasses import dataclass
 
 from holdfast.engine.lifecycle.attempts import attempt_sizes_bytes, read_attempts
 from holdfast.engine.lifecycle.catalog import Listing, listings_of
-from holdfast.format.names import CHECKPOINTS, MANIFESTS, STEP_MAX, CheckpointId, parse_manifest_key
+from holdfast.format.names import (
+    CHECKPOINTS,
+    MANIFESTS,
+    NO_ATTEMPT,
+    STEP_MAX,
+    AttemptId,
+    CheckpointId,
+    parse_manifest_key,
+)
 from holdfast.format.records import AttemptRecord
 from holdfast.format.timeline import on_timeline
 from holdfast.store.contract import Store
@@ -33,7 +41,7 @@ class NewestListing:
 
     Attributes:
         numbers: the numbers of all attempts.
-        attempts: the records of those on the timeline.
+        attempts: the records of those on the timeline, by number.
         checkpoints: the newest committed checkpoints, at least down to the newest one of the
             timeline, and all others with a step of at least `since_step`; of these all objects.
         since_step: from which step on the folders were listed.
@@ -47,9 +55,15 @@ class NewestListing:
     doubtful: frozenset[int] = frozenset()
 
     @property
-    def newest_attempt(self) -> int:
+    def newest_number(self) -> int:
         """The number of the newest attempt; 0 if there is none."""
         return max(self.numbers, default=0)
+
+    @property
+    def newest_attempt(self) -> AttemptId:
+        """The newest attempt; `NO_ATTEMPT` if there is none, or its record was removed just now."""
+        record = self.attempts.get(self.newest_number)
+        return record.attempt if record is not None else NO_ATTEMPT
 
     @property
     def committed_ids(self) -> frozenset[CheckpointId]:

@@ -24,6 +24,7 @@ from holdfast.format.names import (
     CHECKPOINTS,
     LEASES,
     RUN_FILE,
+    AttemptId,
     CheckpointId,
     checkpoint_folder,
 )
@@ -43,7 +44,7 @@ class Recovery:
 def recover(
     durable: DurableStore,
     in_care: Collection[CheckpointId],
-    attempt: int | None = None,
+    attempt: AttemptId | None = None,
     images: ReusedImages | None = None,
     listing: NewestListing | None = None,
 ) -> Recovery:
@@ -73,7 +74,11 @@ def recover(
     # Images are reused by later checkpoints of their attempt alone, and those are listed.
     listed = found.with_objects
     for checkpoint, one in listed.items():
-        is_present = checkpoint.attempt >= (attempt or found.newest_attempt + 1)
+        is_present = (
+            checkpoint.attempt >= attempt
+            if attempt is not None
+            else checkpoint.attempt.number > found.newest_number
+        )
         if one.is_committed or checkpoint in in_care or is_present:
             continue
         counts = checkpoint.step <= limits.get(checkpoint.attempt, -1)

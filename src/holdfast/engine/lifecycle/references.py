@@ -24,6 +24,7 @@ from holdfast.engine.lifecycle.catalog import Listing, list_checkpoints
 from holdfast.engine.lifecycle.commit import remove
 from holdfast.errors import CheckpointDamagedError, ObjectNotFoundError
 from holdfast.format.names import (
+    AttemptId,
     CheckpointId,
     checkpoint_folder,
     image_key,
@@ -83,7 +84,7 @@ class _Part(msgspec.Struct, frozen=True):
     format_version: int = FORMAT_VERSION
 
 
-def reused_keys(attempt: int, parts: Collection[PartReference]) -> frozenset[str]:
+def reused_keys(attempt: AttemptId, parts: Collection[PartReference]) -> frozenset[str]:
     """Return the keys of the images that a manifest's parts reuse."""
     return frozenset(
         image_key(CheckpointId(step, attempt), rank, len(parts))
@@ -185,7 +186,7 @@ def _needed_by(
 ) -> set[str]:
     """Return those of `keys`, image keys, that a checkpoint of `rest` needs."""
     origins = {key: found[0] for key in keys if (found := parse_object_key(key)) is not None}
-    oldest: dict[int, int] = {}
+    oldest: dict[AttemptId, int] = {}
     for origin in origins.values():
         oldest[origin.attempt] = min(origin.step, oldest.get(origin.attempt, origin.step))
     needed: set[str] = set()

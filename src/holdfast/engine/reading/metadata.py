@@ -10,6 +10,7 @@ from datetime import datetime
 from holdfast.engine.reading.sources import CheckpointSources
 from holdfast.format.dtypes import item_size_bytes
 from holdfast.format.grid import grid_shape
+from holdfast.format.names import checkpoint_folder
 from holdfast.format.part_layout import image_sizes_bytes
 from holdfast.format.paths import path_name
 from holdfast.format.records import ArraySpec, PartRecord, decode_metrics
@@ -43,12 +44,14 @@ class ReusedMetadata:
 class CheckpointMetadata:
     """One checkpoint; `arrays` and `values` by name (`params/dense/kernel`).
 
+    `attempt` is the number of the attempt that saved it, and `folder` the key of its folder.
     `size_bytes` is the size of all its images; `written_bytes` that of the images written for it.
     The others are in `reused`: images of earlier checkpoints with unchanged arrays.
     """
 
     step: int
     attempt: int
+    folder: str
     time: datetime
     metrics: dict[str, float] | None
     arrays: dict[str, ArrayMetadata]
@@ -65,7 +68,8 @@ def metadata_of(sources: CheckpointSources) -> CheckpointMetadata:
     parts = [copies[0].part for copies in sources.parts]
     return CheckpointMetadata(
         step=sources.id.step,
-        attempt=sources.id.attempt,
+        attempt=sources.id.attempt.number,
+        folder=checkpoint_folder(sources.id),
         time=spec.time,
         metrics=decode_metrics(spec.metrics),
         arrays={array.name: _array_metadata(array) for array in spec.arrays}

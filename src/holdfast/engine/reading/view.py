@@ -18,7 +18,10 @@ from holdfast.errors import (
     StepUncommittedError,
     StorageError,
 )
-from holdfast.format.names import CheckpointId
+from holdfast.format.names import (
+    AttemptId,
+    CheckpointId,
+)
 from holdfast.format.timeline import last_steps, on_timeline
 from holdfast.store.contract import ReadableStore
 from holdfast.store.durable import DurableStore
@@ -40,7 +43,7 @@ class View:
     stores: tuple[ReadableStore, ...]
     listings: Listings
     timeline: tuple[CheckpointId, ...]
-    limits: dict[int, int]
+    limits: dict[AttemptId, int]
     unlisted: tuple[str, ...] = ()
 
     def sound(self) -> list[CheckpointId]:

@@ -207,7 +207,7 @@ def _images(before: SealedPart) -> Iterator[ReusedImage]:
     yield from record.reused
     if ordinals:
         yield ReusedImage(
-            id=(record.step, record.attempt),
+            origin=record.id,
             image_size_bytes=record.image_size_bytes,
             header_digest=record.header_digest,
             laid=ordinals,
@@ -257,7 +257,7 @@ def _images_of_part(
     best = sorted(found, key=lambda entry: entry[0], reverse=True)[:REUSED_COUNT_MAX]
     if not best:
         return PartImages(own=plan.layout)
-    reused = tuple(sorted((image for _, image in best), key=lambda image: image.id))
+    reused = tuple(sorted((image for _, image in best), key=lambda image: image.origin))
     reused_blocks = {
         ordinal: _blocks(before.record, plan.layout.chunks[ordinal])
         for image in reused

@@ -27,15 +27,15 @@ from holdfast.errors import (
     ObjectNotFoundError,
     StorageError,
 )
-from holdfast.format.names import attempt_keys
+from holdfast.format.names import AttemptId, attempt_keys
 from holdfast.format.records import AttemptRecord, RunRecord
 from holdfast.store.durable import DurableStore
 
 
 def begin_in_both(
-    durable: DurableStore, remote: DurableStore, number: int, start: AttemptStart
+    durable: DurableStore, remote: DurableStore, attempt: AttemptId, start: AttemptStart
 ) -> AttemptRecord | None:
-    """Begin the attempt of that number in both tiers, the remote one first.
+    """Begin an attempt in both tiers, the remote one first.
 
     Returns:
         The attempt's record; None if another process took the number first.
@@ -46,14 +46,14 @@ def begin_in_both(
             written, and copies it.
     """
     share_attempts(durable, remote)
-    if begin_attempt(remote, number, start) is None:
+    if begin_attempt(remote, attempt, start) is None:
         return None
-    record = begin_attempt(durable, number, start)
+    record = begin_attempt(durable, attempt, start)
     if record is None:
         raise StorageError(
-            f"begin attempt {number}: it has begun in {_place(remote)}, and another process, which "
-            f"does not use that remote tier, has taken the number in {_place(durable)}; stop that "
-            "one, and start again"
+            f"begin attempt {attempt}: it has begun in {_place(remote)}, and another process, "
+            f"which does not use that remote tier, has taken the number in {_place(durable)}; stop "
+            "that one, and start again"
         )
     return record
 
