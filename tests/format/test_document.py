@@ -69,7 +69,7 @@ def test_a_stranger_reads_the_example_as_the_document_says(tmp_path: Path) -> No
     ("row", "value"),
     [
         ("step | 10¹⁵", names.STEP_MAX == 10**15),
-        ("attempt | 999 999 999", names.ATTEMPT_MAX == 999_999_999),
+        ("number of an attempt | 999 999 999", names.ATTEMPT_MAX == 999_999_999),
         ("parts | 10⁶", names.PART_COUNT_MAX == 10**6),
         ("reused images of a part | 16", check.REUSED_COUNT_MAX == 16),
         ("axes of an array | 64", check.AXES_MAX == 64),

@@ -185,16 +185,16 @@ def test_a_stranger_passes_over_what_is_not_committed(tmp_path: Path) -> None:
 
 
 # Its last chunk, a bfloat16, is not used.
-REUSED_IN_PART = "checkpoints/000000120.1/image-00001-of-00002.safetensors"
+REUSED_IN_PART = "checkpoints/000000120.1-9f2c41ab/image-00001-of-00002.safetensors"
 EXAMPLE_FILES = [
     "holdfast.json",
     "attempts/000000001.json",
-    "checkpoints/manifests/0999999999999870-000000130.1.json",
-    "checkpoints/000000130.1/part-00000-of-00002.json",
-    "checkpoints/000000130.1/part-00001-of-00002.json",
-    "checkpoints/000000130.1/image-00000-of-00002.safetensors",
-    "checkpoints/000000130.1/image-00001-of-00002.safetensors",
-    "checkpoints/000000120.1/image-00000-of-00002.safetensors",
+    "checkpoints/manifests/0999999999999870-000000130.1-9f2c41ab.json",
+    "checkpoints/000000130.1-9f2c41ab/part-00000-of-00002.json",
+    "checkpoints/000000130.1-9f2c41ab/part-00001-of-00002.json",
+    "checkpoints/000000130.1-9f2c41ab/image-00000-of-00002.safetensors",
+    "checkpoints/000000130.1-9f2c41ab/image-00001-of-00002.safetensors",
+    "checkpoints/000000120.1-9f2c41ab/image-00000-of-00002.safetensors",
     REUSED_IN_PART,
 ]
 

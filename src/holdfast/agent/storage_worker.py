@@ -105,7 +105,7 @@ class StorageWorker:
         self._layouts: PartLayouts | None = None
         self._no_spec_until_secs = -math.inf
         self.known_attempts: dict[int, AttemptRecord] = {}
-        """The records of attempts that were read; they never change."""
+        """The records of attempts that were read since the last opening."""
         self._known_remote_attempts: dict[int, AttemptRecord] = {}
         self.opening = OpeningListing(state.clock)
 
@@ -493,6 +493,8 @@ class StorageWorker:
     def list_for_opening(self, *, is_for_start: bool = False) -> NewestListing:
         """List the newest checkpoints, for the later steps of an opening too."""
         changes = self.opening.changes
+        # Read anew: the run may have been put back to an earlier state and trained on since.
+        self.known_attempts = {}
         found = self._list_newest(self._oldest_step_in_ram())
         self.opening.keep(found, changes, is_for_start=is_for_start)
         return found

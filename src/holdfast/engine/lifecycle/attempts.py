@@ -178,6 +178,9 @@ def parse_attempt(data: bytes, key: str, number: int) -> AttemptRecord:
     record = unseal(data, AttemptRecord, key)
     if record.attempt.number != number:
         raise CheckpointDamagedError(f"read {key}: it is the record of attempt {record.attempt}")
+    ids = [record.attempt, *([record.origin.attempt] if record.origin is not None else [])]
+    if not all(attempt.is_valid for attempt in ids):
+        raise CheckpointDamagedError(f"read {key}: an attempt in it has no token")
     return record
 
 
