@@ -10,8 +10,14 @@ from pathlib import Path
 import pytest
 
 from holdfast.errors import InvalidArgumentError, ObjectNotFoundError, OutOfSpaceError
-from holdfast.file_agent.file_at_path import finished_files, make_marker, write_file
-from holdfast.file_agent.protocol import Seal
+from holdfast.file_agent.file_at_path import (
+    FileReplacedError,
+    finished_files,
+    is_replaced,
+    make_marker,
+    write_file,
+)
+from holdfast.file_agent.protocol import FileTarget, Seal
 from holdfast.file_agent.ram_files import LOCK_SECS, RamFile, RamFiles, data_path, is_current
 from holdfast.format.digests import digest
 from tests.engine.making import memory_folder
@@ -48,7 +54,9 @@ class Rig:
         one = self.sealed(name, fill=fill)
         (target,) = one.pending.values()
         data = data_path(self.folder, one.name)
-        self.files.mark_written(one, write_file(data, one.digest, target, lambda count: None))
+        self.files.mark_written(
+            one, write_file(data, one.digest, target, lambda count: None, self.clock)
+        )
         self.clock.sleep(1.0)
         return one
 
@@ -56,7 +64,8 @@ class Rig:
         path = str(self.paths / name)
         held = self.files.held_at(path)
         if held is not None and not is_current(held):
-            self.files.forget_outdated(path, held)
+            is_later = isinstance(held, FileTarget) and is_replaced(held)
+            self.files.forget_outdated(path, held, is_replaced=is_later)
         return self.files.find_file(path).name
 
 
@@ -158,6 +167,51 @@ def test_what_another_program_has_put_at_the_path_is_not_taken_from_ram(rig: Rig
     Path(target.marker).unlink()  # a save without the agent
     assert rig.has("b") is None
     assert not one.pending
+
+
+def test_the_earlier_of_two_that_wait_for_a_path_stays_until_the_later_one_is_there(
+    rig: Rig,
+) -> None:
+    first, second = rig.sealed("a"), rig.sealed("a", fill=1)
+    assert rig.has("a") == second.name
+    rig.files = RamFiles(rig.folder, 3 * SIZE, rig.clock)
+    rig.files.adopt_files()
+    first, second = rig.files.pending_files()
+    assert rig.has("a") == second.name
+    rig.files.drop_target(second, str(rig.paths / "a"))
+    assert rig.has("a") == first.name
+    third = rig.written("a", fill=2)
+    assert not first.pending
+    assert rig.has("a") == third.name
+    assert (rig.paths / "a").read_bytes() == bytes([2]) * SIZE
+    assert os.listdir(rig.paths) == ["a"]
+
+
+def test_the_earlier_of_two_that_wait_for_a_path_is_given_up_if_room_is_needed(rig: Rig) -> None:
+    for fill in range(3):
+        one = rig.sealed("a", fill=fill)
+    name = rig.files.reserve_file(2 * SIZE).name
+    assert rig.files.pending_files() == [one]
+    assert len(os.listdir(rig.paths)) == 1
+    with pytest.raises(OutOfSpaceError):
+        rig.files.extend(name, 2 * SIZE + 1)
+
+
+def test_a_later_save_is_later_after_the_clock_went_back(rig: Rig) -> None:
+    before = rig.sealed("a")
+    rig.clock.sleep(-500.0)
+    after = rig.sealed("a", fill=1)
+    assert rig.has("a") == after.name
+    for one in (after, before):
+        (target,) = one.pending.values()
+        data = data_path(rig.folder, one.name)
+        if one is after:
+            write_file(data, one.digest, target, lambda count: None, rig.clock)
+        else:
+            with pytest.raises(FileReplacedError):
+                write_file(data, one.digest, target, lambda count: None, rig.clock)
+    (target,) = rig.sealed("a").pending.values()
+    assert int(target.marker[-27:-11], 16) > (rig.paths / "a").stat().st_mtime_ns
 
 
 def test_a_file_of_another_size_is_not_sealed(rig: Rig) -> None:

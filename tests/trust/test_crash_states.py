@@ -22,6 +22,7 @@ from holdfast.errors import HoldfastError
 from holdfast.format.names import CheckpointId
 from holdfast.job.opening import open_run
 from holdfast.job.rendezvous import OneProcess, Rendezvous
+from holdfast.policy.preservation_policy import LatestN
 from holdfast.store.disk import DiskStore
 from holdfast.store.file_system import LocalFileSystem
 from holdfast.testing.crash_states import (
@@ -35,12 +36,14 @@ from holdfast.testing.recording import Log, Mark, RecordingFileSystem, Sync
 from tests.engine.making import memory_folder
 from tests.hosts import events
 from tests.manifests import manifests
-from tests.trust.crash_oracle import Expectation, Id, Outcome, PowerLost, Seen, check
+from tests.trust.crash_oracle import KEPT_COUNT, Expectation, Id, Outcome, PowerLost, Seen, check
 from tests.trust.crash_scenarios import (
     SCENARIOS,
     START,
+    RecordedHost,
     ReopenedHost,
     Scenario,
+    begun,
     coming_back,
     first_save,
     going_on,
@@ -60,6 +63,7 @@ TOKENS_BEFORE = 1_000_000
 # further slot, is complete; then the slots are free.
 SLOTS_MAX = 2 * 3 + 1
 TOLD_COUNT = 8
+EVERY_STEP = 1000
 # The share of the states that is opened: of one crash in the fast tests (the soak test opens all),
 # of losses of power in recoveries, and of other crashes after a crash.
 FAST_SHARE = 0.1
@@ -68,12 +72,13 @@ SECOND_SHARE = 0.05
 BAD_EVENTS = {"recovery_failed", "preservation_failed", "durable_unreadable", "failed"}
 
 
-def reopened(state: CrashState, root: Path) -> Outcome:
+def reopened(state: CrashState, root: Path, kept_count: int = KEPT_COUNT) -> Outcome:
     """Opens a state as the next agent and trainer would, and saves one step more."""
     for place in places(root).values():
         place.mkdir()
     materialise(state.tree, places(root))
     host = ReopenedHost(root, clock=StepClock(secs=9000.0, tokens=TOKENS_BEFORE))
+    host.preserve = LatestN(kept_count)
     try:
         before = seen(host)
         host.start_agent()
@@ -342,6 +347,31 @@ def test_a_crash_after_a_crash_leaves_what_was_acknowledged() -> None:
     tally = Tally(SECOND_SHARE)
     try_second_crashes(tally, next_save, every=12)
     print(tally.told("next_save, again"))
+
+
+@pytest.mark.parametrize("deleted", [1, 2, 3])
+def test_a_step_that_is_listed_after_an_interrupted_delete_outlasts_the_next_save(
+    deleted: int,
+) -> None:
+    """The policy keeps every step, so nothing but the delete may remove one."""
+
+    def scenario(host: RecordedHost) -> None:
+        host.preserve = LatestN(EVERY_STEP)
+        begun(host, count=2, saved=3)
+        host.start()
+        host.remove(deleted)
+
+    with memory_folder() as folder:
+        log = recorded(scenario, Path(folder))
+    states = [*deaths(log, start_of(log)), *power_losses(log, ["disk"], start_of(log), seed=SEED)]
+    others = {step for step in (1, 2, 3) if step != deleted}
+    for state in {state.key: state for state in states}.values():
+        with memory_folder() as folder:
+            outcome = reopened(state, Path(folder), EVERY_STEP)
+        adopted = outcome.adopted.timeline
+        done = "\n".join(map(str, log.operations[max(0, state.done_count - TOLD_COUNT) :]))
+        assert {one.step for one in adopted} - {deleted} == others, done
+        assert outcome.after.timeline == (*adopted, outcome.saved), (state.description, done)
 
 
 @pytest.mark.soak

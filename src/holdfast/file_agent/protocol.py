@@ -50,6 +50,16 @@ class Abandon(msgspec.Struct, frozen=True, kw_only=True):
     name: str
 
 
+class WrittenFile(msgspec.Struct, frozen=True, kw_only=True):
+    """A file at a path, as `stat` showed it: another one at the path differs."""
+
+    path: str
+    device: int
+    inode: int
+    size_bytes: int
+    mtime_ns: int
+
+
 class FileTarget(msgspec.Struct, frozen=True, kw_only=True):
     """One path that a file is to have.
 
@@ -57,10 +67,12 @@ class FileTarget(msgspec.Struct, frozen=True, kw_only=True):
         path: absolute, without symbolic links.
         marker: an empty file in the same folder, which the trainer has made: it has the owner and
             the mode that the file will have. The bytes are written into it, and it is renamed.
+        before: the file that was at the path before the marker was made, if any.
     """
 
     path: str
     marker: str
+    before: WrittenFile | None = None
 
 
 class Seal(msgspec.Struct, frozen=True, kw_only=True):
@@ -125,16 +137,6 @@ class FileAgentStatus(msgspec.Struct, frozen=True, kw_only=True):
     pending_count: int
     user_count: int
     linger_secs: float
-
-
-class WrittenFile(msgspec.Struct, frozen=True, kw_only=True):
-    """A file that was written, as `stat` showed it then: another one at the path differs."""
-
-    path: str
-    device: int
-    inode: int
-    size_bytes: int
-    mtime_ns: int
 
 
 class RamFileRecord(msgspec.Struct, frozen=True, kw_only=True):

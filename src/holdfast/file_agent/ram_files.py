@@ -5,7 +5,8 @@ is the state, so that the next agent adopts what a killed one has left:
 
 - data without a record, locked: a trainer fills it;
 - data without a record, not locked: its trainer died, or has not locked it yet;
-- data with a record that has pending paths: to be written, and never recycled;
+- data with a record that has pending paths: to be written, and never recycled, unless a later save
+  to each of them is in RAM and room is needed;
 - data with a record without pending paths: it may be recycled, unless a reader has it locked.
 
 Memory is recycled by renaming, because pages that exist are filled faster than fresh ones. Owned by
@@ -24,6 +25,7 @@ import msgspec
 
 from holdfast.clock import Clock
 from holdfast.errors import InvalidArgumentError, ObjectNotFoundError, OutOfSpaceError
+from holdfast.file_agent.file_at_path import file_at
 from holdfast.file_agent.protocol import (
     FileTarget,
     FoundFile,
@@ -125,7 +127,9 @@ class RamFiles:
                 written={one.path: one for one in found.written},
             )
         for one in self.sealed_files():
-            self._newest |= dict.fromkeys([*one.pending, *one.written], one)
+            self._newest |= dict.fromkeys(one.written, one)
+        for awaited in {path for one in self._sealed.values() for path in one.pending}:
+            self._find_newest(awaited)
         now = self._clock.monotonic()
         self._unsealed = {name: now for name in self._sizes if name not in self._sealed}
 
@@ -181,9 +185,10 @@ class RamFiles:
             os.close(fd)
 
     def seal_file(self, message: Seal) -> RamFile:
-        """Take a file that a trainer has filled; earlier saves to the same paths are superseded.
+        """Take a file that a trainer has filled.
 
-        The times of the markers decide, and not the order of the calls.
+        Of several that are to be written to a path the one with the latest marker is the newest.
+        The earlier ones stay until it is at the path, or cannot be written.
 
         Raises:
             ObjectNotFoundError: there is no such file.
@@ -212,17 +217,11 @@ class RamFiles:
         del self._unsealed[one.name]
         self._sizes[one.name] = size_bytes
         self._sealed[one.name] = one
-        for path, target in [*one.pending.items()]:
-            other = self._newest.get(path)
-            if other is not None and path in other.pending:
-                is_later = target.marker > other.pending[path].marker
-            else:
-                is_later = True
-            if is_later:
-                self.supersede(path)
-                self._newest[path] = one
-            else:
-                self._cancel(one, path)
+        for path in one.pending:
+            older = self._newest.get(path)
+            if older is not None and older.written.pop(path, None) is not None:
+                self._put_record(older)
+            self._find_newest(path)
         return one
 
     def add_read(self, name: str, size_bytes: int, digest: str, written: WrittenFile) -> None:
@@ -234,24 +233,42 @@ class RamFiles:
         self.mark_written(one, written)
 
     def mark_written(self, one: RamFile, written: WrittenFile) -> None:
-        """Note that a file is at one of its paths."""
-        one.pending.pop(written.path, None)
+        """Note that a file is at one of its paths, instead of earlier ones."""
+        target = one.pending.pop(written.path, None)
         if self.is_newest(one, written.path):
             one.written[written.path] = written
         one.error = ""
         self._put_record(one)
+        if target is not None:
+            self._cancel_earlier(target)
+
+    def mark_replaced(self, one: RamFile, path: str) -> None:
+        """Note that a later file than this one is at one of its paths."""
+        target = one.pending[path]
+        self._cancel(one, path)
+        self._cancel_earlier(target)
+        self._find_newest(path)
 
     def drop_target(self, one: RamFile, path: str) -> None:
-        """Give up writing a file to one of its paths."""
-        one.pending.pop(path, None)
-        if self.is_newest(one, path):
-            del self._newest[path]
-        self._put_record(one)
+        """Give up writing a file to one of its paths; an earlier one is written there instead."""
+        self._cancel(one, path)
+        self._find_newest(path)
 
-    def forget_outdated(self, path: str, outdated: WrittenFile | FileTarget) -> None:
-        """Forget a file that `is_current` found replaced, unless a save has come meanwhile."""
-        if self.held_at(path) == outdated:
-            self.supersede(path)
+    def waiting_for(self, path: str) -> list[RamFile]:
+        """Return the files that are to be written to a path."""
+        return [one for one in self._sealed.values() if path in one.pending]
+
+    def forget_outdated(
+        self, path: str, outdated: WrittenFile | FileTarget, *, is_replaced: bool
+    ) -> None:
+        """Forget a file that `is_current` found to be none, unless a save has come meanwhile."""
+        if self.held_at(path) != outdated:
+            return
+        one = self._newest[path]
+        if is_replaced and path in one.pending:
+            self.mark_replaced(one, path)
+        else:
+            self.drop_target(one, path)
 
     def held_at(self, path: str) -> WrittenFile | FileTarget | None:
         """Return by which RAM has a file for a path: `is_current` checks whether it still has."""
@@ -273,24 +290,32 @@ class RamFiles:
         )
 
     def remove_file(self, name: str) -> None:
-        """Free a file's memory; one that is pending stays."""
-        if name in self._sizes and not (name in self._sealed and self._sealed[name].pending):
+        """Free a file's memory; one that is the newest for a path that it does not have stays."""
+        one = self._sealed.get(name)
+        if name in self._sizes and not (one is not None and self._is_needed(one)):
             self._forget(name)
             self._data(name).unlink(missing_ok=True)
             del self._sizes[name]
 
-    def supersede(self, path: str) -> None:
-        """Forget what is held for a path, and cancel a write to it."""
-        older = self._newest.pop(path, None)
-        if older is not None:
-            self._cancel(older, path)
+    def _is_needed(self, one: RamFile) -> bool:
+        return any(self.is_newest(one, path) for path in one.pending)
+
+    def _find_newest(self, path: str) -> None:
+        """Note which file is the newest one for a path: of the pending ones the latest."""
+        waiting = self.waiting_for(path)
+        if waiting:
+            self._newest[path] = max(waiting, key=lambda one: one.pending[path].marker)
+        elif path in self._newest and path not in self._newest[path].written:
+            del self._newest[path]
+
+    def _cancel_earlier(self, target: FileTarget) -> None:
+        for one in self.waiting_for(target.path):
+            if one.pending[target.path].marker < target.marker:
+                self._cancel(one, target.path)
 
     def _cancel(self, one: RamFile, path: str) -> None:
         """Forget one of a file's paths, and remove the marker there."""
-        target = one.pending.pop(path, None)
-        if target is not None:
-            with contextlib.suppress(OSError):
-                os.unlink(target.marker)
+        _remove_marker(one.pending.pop(path, None))
         one.written.pop(path, None)
         self._put_record(one)
 
@@ -300,6 +325,9 @@ class RamFiles:
         one = self._sealed.pop(name, None)
         if one is not None:
             self._newest = {path: of for path, of in self._newest.items() if of is not one}
+            for target in one.pending.values():
+                _remove_marker(target)
+            one.pending.clear()
 
     def _has_room(self, size_bytes: int) -> bool:
         return size_bytes <= self._room()[0]
@@ -344,6 +372,8 @@ class RamFiles:
             names += [n for n, since in self._unsealed.items() if now - since > LOCK_SECS]
             kept = sorted((one for one in free if one.written), key=lambda one: one.used)
             names += [one.name for one in kept]
+            waiting = (one for one in self.pending_files() if not self._is_needed(one))
+            names += [one.name for one in waiting]
         yield from (name for name in names if not is_in_use(self._data(name)))
 
     def _put_record(self, one: RamFile) -> None:
@@ -361,6 +391,12 @@ class RamFiles:
         return self.folder / RECORDS / name
 
 
+def _remove_marker(target: FileTarget | None) -> None:
+    if target is not None:
+        with contextlib.suppress(OSError):
+            os.unlink(target.marker)
+
+
 def is_in_use(data: Path) -> bool:
     """Return whether a process fills the file in RAM, or reads it."""
     return is_file_locked(data, is_shared=False)
@@ -374,7 +410,5 @@ def is_current(held: WrittenFile | FileTarget) -> bool:
     if isinstance(held, FileTarget):
         return os.path.lexists(held.marker)
     with contextlib.suppress(OSError):
-        state = os.stat(held.path)
-        found = (state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns)
-        return found == (held.device, held.inode, held.size_bytes, held.mtime_ns)
+        return file_at(Path(held.path)) == held
     return False

@@ -1,7 +1,8 @@
 """The file agent's calls, and the writing of files in the background.
 
 Files are written in the order in which they were sealed, several at a time, and one after another
-for each path. A write that failed is repeated after a while, for as long as the agent lives.
+for each path: the newest one for it, and an earlier one only if that cannot be written. A write
+that failed is repeated after a while, for as long as the agent lives.
 """
 
 from __future__ import annotations
@@ -22,7 +23,14 @@ from holdfast.agent.calls import Handler
 from holdfast.clock import Clock
 from holdfast.errors import HoldfastError, InvalidArgumentError, OutOfSpaceError
 from holdfast.file_agent import protocol
-from holdfast.file_agent.file_at_path import FileLostError, copy_bytes, write_file, written_file
+from holdfast.file_agent.file_at_path import (
+    FileLostError,
+    FileReplacedError,
+    copy_bytes,
+    is_replaced,
+    write_file,
+    written_file,
+)
 from holdfast.file_agent.ram_files import RamFile, RamFiles, data_path, is_current
 from holdfast.format.json_codec import decode
 from holdfast.store.object_folder import translated
@@ -80,7 +88,6 @@ class FileService:
             "abandon": (protocol.Abandon, self.abandon),
             "seal": (protocol.Seal, self.seal_file),
             "find": (protocol.FilesAt, self.find_file),
-            "forget": (protocol.FilesAt, self.forget_paths),
             "preload": (protocol.FilesAt, self.preload),
             "writes": (protocol.FilesAsked, self.writes),
             "status": (protocol.FilesAsked, self.report_status),
@@ -156,12 +163,6 @@ class FileService:
         await self._refresh(path)
         return self.files.find_file(path)
 
-    async def forget_paths(self, message: protocol.FilesAt, pid: int) -> protocol.Done:
-        """Cancel what is not written yet to these paths: a trainer writes them itself."""
-        for path in message.paths:
-            self.files.supersede(path)
-        return protocol.Done()
-
     async def preload(self, message: protocol.FilesAt, pid: int) -> protocol.PreloadState:
         """Begin to read the files that are not in RAM; the caller asks until none is pending."""
         self._note_use()
@@ -235,10 +236,14 @@ class FileService:
 
     async def _refresh(self, path: str) -> None:
         """Forget what RAM has of a path where another file is by now."""
-        held = self.files.held_at(path)
         # On a thread: storage that hangs delays the caller, and no other call.
-        if held is not None and not await self._in_thread(is_current, held):
-            self.files.forget_outdated(path, held)
+        while (held := self.files.held_at(path)) is not None:
+            if await self._in_thread(is_current, held):
+                return
+            is_later = isinstance(held, protocol.FileTarget) and await self._in_thread(
+                is_replaced, held
+            )
+            self.files.forget_outdated(path, held, is_replaced=is_later)
 
     async def _in_thread(self, call: Callable[[*Ts], T], *arguments: *Ts) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._threads, call, *arguments)
@@ -249,14 +254,17 @@ class FileService:
             for path, target in one.pending.items():
                 if len(self._writing) >= self._thread_count:
                     return
-                if path not in self._writing and self._retry_at.get(path, now) <= now:
+                is_due = self._retry_at.get(path, now) <= now
+                if is_due and path not in self._writing and self.files.is_newest(one, path):
                     self._writing.add(path)
                     self._begin(self._write(one, target))
 
     async def _write(self, one: RamFile, target: protocol.FileTarget) -> None:
         data = data_path(self.files.folder, one.name)
         try:
-            written = await self._in_thread(write_file, data, one.digest, target, self._count)
+            written = await self._in_thread(
+                write_file, data, one.digest, target, self._count, self._clock
+            )
         except (OSError, HoldfastError) as error:
             self._failed(one, target, error)
         else:
@@ -272,17 +280,20 @@ class FileService:
         if path not in one.pending:
             # A later save for the path has cancelled this one.
             return
-        one.attempts, one.error = one.attempts + 1, f"{path}: {error}"
+        if isinstance(error, FileReplacedError):
+            self.files.mark_replaced(one, path)
+            return
         if isinstance(error, FileLostError):
             log.error("%s", error)
             lost = protocol.PendingFile(
-                name=one.name, paths=[path], attempts=one.attempts, error=str(error)
+                name=one.name, paths=[path], attempts=one.attempts + 1, error=str(error)
             )
             self._lost.append(lost)
             self.files.drop_target(one, path)
-            with contextlib.suppress(OSError):
-                os.unlink(target.marker)
             return
+        # Earlier ones wait for the newest one.
+        for each in self.files.waiting_for(path):
+            each.attempts, each.error = each.attempts + 1, f"{path}: {error}"
         secs = RETRY_SECS[min(one.attempts, len(RETRY_SECS)) - 1]
         log.warning("write %s: %s; it stays in RAM, next attempt in %g s", path, error, secs)
         self._retry_at[path] = self._clock.monotonic() + secs

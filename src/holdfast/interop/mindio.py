@@ -40,7 +40,6 @@ from holdfast.file_agent.file_at_path import (
     finished_files,
     make_marker,
     new_file,
-    remove_earlier_markers,
 )
 from holdfast.file_agent.ram_files import data_path
 from holdfast.format.digests import RunningDigest, digest
@@ -368,17 +367,9 @@ def _save_in_ram(session: _Session, obj: object, places: Sequence[Path]) -> None
         session.agent.call_agent("seal", message, protocol.Done)
         markers.pop_all()
         writer.is_sealed = True
-    for target in targets:
-        with contextlib.suppress(OSError):
-            remove_earlier_markers(target)
 
 
 def _save_to_files(session: _Session, obj: object, places: Sequence[Path]) -> None:
-    if session.agent.holds_something():
-        # What waits for these paths is older. Without an agent, the markers' removal cancels it.
-        with contextlib.suppress(HoldfastError):
-            message = protocol.FilesAt(paths=[str(place) for place in places])
-            session.agent.call_agent("forget", message, protocol.Done)
     for place in places:
         with (
             new_file(place, session.clock) as fd,
@@ -546,7 +537,8 @@ def _flushed(session: _Session, place: str | None) -> int:
     """Wait for files, those of `place` or all, until each is written or an attempt failed."""
     if not session.agent.holds_something():
         return 0
-    first: dict[str, int] = {}
+    first: dict[str, int] | None = None
+    errors: dict[str, str] = {}
     last_bytes, deadline = -1, 0.0
     while True:
         state = session.agent.call_agent("writes", protocol.FilesAsked(), protocol.WriteState)
@@ -554,22 +546,22 @@ def _flushed(session: _Session, place: str | None) -> int:
         if state.written_bytes != last_bytes:
             last_bytes, deadline = state.written_bytes, now + STALLED_SECS
         waiting = [one for one in state.pending if place is None or place in one.paths]
-        if not first:
+        if first is None:
             first = {one.name: one.attempts for one in waiting}
         ours = [one for one in waiting if one.name in first]
-        failed = [one.error for one in ours if one.attempts > first[one.name]]
-        failed += [
-            one.error
-            for one in state.lost
-            if one.name not in session.lost and (place is None or place in one.paths)
-        ]
+        errors |= {one.name: one.error for one in ours if one.attempts > first[one.name]}
+        for one in state.lost:
+            if one.name not in session.lost and (place is None or place in one.paths):
+                errors[one.name] = one.error
         session.lost |= {one.name for one in state.lost}
-        if now > deadline:
-            failed.append(f"nothing was written for {STALLED_SECS:.0f} s")
-        if failed or not ours:
-            for error in failed:
+        is_settled = all(one.name in errors for one in ours)
+        if not is_settled and now > deadline:
+            errors[""] = f"nothing was written for {STALLED_SECS:.0f} s"
+            is_settled = True
+        if is_settled:
+            for error in errors.values():
                 log.error("flush: %s", error)
-            return 1 if failed else 0
+            return 1 if errors else 0
         session.clock.sleep(POLL_SECS)
 
 

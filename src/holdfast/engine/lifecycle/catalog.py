@@ -13,6 +13,7 @@ from holdfast.errors import StorageError
 from holdfast.format.names import (
     CHECKPOINTS,
     MANIFESTS,
+    NO_ATTEMPT,
     CheckpointId,
     checkpoint_folder,
     parse_checkpoint_name,
@@ -133,6 +134,23 @@ def has_all_parts(parts: Mapping[int, int]) -> bool:
     """Return whether these parts (part count by rank) are one complete checkpoint."""
     counts = set(parts.values())
     return len(counts) == 1 and counts == {len(parts)}
+
+
+def left_over(tier: Mapping[CheckpointId, Listing]) -> set[CheckpointId]:
+    """Return the checkpoints without a manifest that the next commit removes from a durable tier.
+
+    A later one of the same attempt, or of a newer one, is committed. So they are what is left of an
+    interrupted delete, or of a save that failed, also if all parts are there. A tier in RAM has no
+    manifests, and none of these.
+    """
+    remains = set()
+    newest_attempt = NO_ATTEMPT
+    for checkpoint in sorted(tier, reverse=True):
+        if tier[checkpoint].is_committed:
+            newest_attempt = max(newest_attempt, checkpoint.attempt)
+        elif checkpoint.attempt <= newest_attempt:
+            remains.add(checkpoint)
+    return remains
 
 
 def list_folder(store: ReadableStore, checkpoint: CheckpointId) -> Listing:

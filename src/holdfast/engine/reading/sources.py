@@ -15,6 +15,7 @@ from holdfast.engine.lifecycle.catalog import (
     Listing,
     Listings,
     has_all_parts,
+    left_over,
     listed_size_bytes,
 )
 from holdfast.engine.lifecycle.commit import parse_part
@@ -312,11 +313,14 @@ def _parse_part(
 
 
 def readable(listings: Listings) -> list[CheckpointId]:
-    """Return the checkpoints that are committed, or complete over all tiers, by name; ascending."""
-    every = sorted({checkpoint for tier in listings.values() for checkpoint in tier})
+    """Return the checkpoints that are committed, or complete over all tiers, by name; ascending.
+
+    Parts that the next commit removes do not count (`catalog.left_over`).
+    """
+    kept = [(tier, tier.keys() - left_over(tier)) for tier in listings.values()]
     found = []
-    for checkpoint in every:
-        seen = [tier[checkpoint] for tier in listings.values() if checkpoint in tier]
+    for checkpoint in sorted({checkpoint for _, ids in kept for checkpoint in ids}):
+        seen = [tier[checkpoint] for tier, ids in kept if checkpoint in ids]
         together: dict[int, int] = {}
         for listing in seen:
             together |= listing.parts

@@ -70,7 +70,8 @@ class View:
         begun = {c for c, listing in found if c.step == step and listing.has_records}
         if any(c.step <= self.limits.get(c.attempt, -1) for c in begun):
             raise StepUncommittedError(
-                f"find step {step}: its save was begun and never committed; choose another step"
+                f"find step {step}: it has files and no manifest, because its save was not "
+                "committed or its delete was interrupted; choose another step"
             )
         steps = [c.step for c in self.timeline]
         shown = ", ".join(map(str, steps[-10:]))
