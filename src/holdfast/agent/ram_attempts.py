@@ -13,13 +13,12 @@ import os
 from collections.abc import Collection, Iterable
 from pathlib import Path
 
+from holdfast.agent.ram_place import noted_place
 from holdfast.engine.lifecycle.attempts import read_attempt
 from holdfast.errors import HoldfastError, ObjectNotFoundError
 from holdfast.format.records import AttemptRecord
 from holdfast.format.sealed import seal, unseal
 from holdfast.store.durable import DurableStore
-
-PLACE = "place"
 
 
 def note_attempt(folder: Path, record: AttemptRecord, others: Collection[int]) -> None:
@@ -38,33 +37,18 @@ def note_attempt(folder: Path, record: AttemptRecord, others: Collection[int]) -
             known.unlink(missing_ok=True)
 
 
-def note_place(folder: Path, place: str) -> None:
-    """Note in the agent's folder the path or URL of the run that its agent works on.
-
-    Raises:
-        OSError: It cannot be written.
-    """
-    (folder / PLACE).write_text(place)
-
-
-def noted_place(folder: Path) -> str | None:
-    """Return the path or URL of the run that the folder's last agent worked on, if it is noted."""
-    with contextlib.suppress(OSError, UnicodeDecodeError):
-        return (folder / PLACE).read_text()
-    return None
-
-
 def foreign_attempts(folder: Path, store: DurableStore, numbers: Iterable[int]) -> set[int]:
     """Return those of the attempts whose record here is not the one that `store` has.
 
     One that was not noted counts as the store's own, and so do all if this is the place that was
-    noted.
+    noted, and the same directory.
 
     Raises:
         StorageError, CheckpointDamagedError, NewerFormatError: The store's record cannot be read.
     """
     found: set[int] = set()
-    if noted_place(folder) == store.home.location_text:
+    place = noted_place(folder)
+    if place is not None and place.is_at(store.home):
         return found
     for number in numbers:
         noted = _noted(folder, number)

@@ -18,7 +18,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from holdfast.agent.initial_inventory import OpeningListing
-from holdfast.agent.ram_attempts import foreign_attempts, note_attempt, note_place
+from holdfast.agent.ram_attempts import foreign_attempts, note_attempt
+from holdfast.agent.ram_place import note_place, place_of
 from holdfast.agent.remote_leases import RemoteLeases
 from holdfast.agent.state import AgentState
 from holdfast.coordination import effects, inputs
@@ -558,7 +559,7 @@ class StorageWorker:
                 record = known or read_attempt(self._state.durable, attempt)
             held = {checkpoint.attempt for checkpoint in self.in_ram()}
             note_attempt(self._state.folder, record, held)
-            note_place(self._state.folder, self._state.run)
+            note_place(self._state.folder, place_of(self._state.durable.home))
         except (HoldfastError, OSError) as error:
             log.info("attempt %d is not noted beside the RAM tier: %s", attempt, error)
 
