@@ -8,13 +8,18 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.agent.agent_directory import GROUP
 from holdfast.agent.config import LINGER_SECS
 from holdfast.agent.directory_watch import UNREACHABLE_SECS, DirectoryWatch
 from holdfast.agent.protocol import Attach, TierPolicies
+from holdfast.agent.ram_place import noted_place
+from holdfast.agent.trainer_group import read_record
+from holdfast.engine.lifecycle.catalog import list_checkpoints
 from holdfast.errors import AgentUnavailableError, RunBusyError, StorageError
 from holdfast.format.names import RUN_FILE
 from holdfast.format.records import RunRecord
 from holdfast.format.sealed import seal
+from holdfast.policy.preservation_policy import LatestN
 from holdfast.store.run_directory import RunDirectory
 from tests.manifests import manifests
 from tests.store.places import mounted
@@ -85,23 +90,102 @@ def test_a_directory_is_the_same_by_its_path_where_its_device_has_another_number
             process.wait()
 
 
+def lost(host: InProcessHost) -> str:
+    """Lets the agent see that its directory is gone, and leave; what it tells its trainers."""
+    assert look(host).is_lost
+    notices = host.call(host.state.notices.after(0))
+    assert notices.notices[-1].kind == "lost"
+    host.clock.sleep(1.1)
+    assert host.service is not None
+    assert host.service._leaves_in_secs() == 0.0
+    return notices.notices[-1].reason
+
+
 def test_an_agent_leaves_once_its_directory_was_deleted(tmp_path: Path) -> None:
     with in_process_host(tmp_path) as host:
         host.start_agent()
         trainer = host.attach()
         host.save(trainer, 1)
+        host.settle()
+        host.kill_trainer(trainer)
+        host.settle()
         assert not look(host).is_lost
         word = RunDirectory(host.run).identity_text
         shutil.rmtree(host.run)
         with pytest.raises(StorageError, match=f"{host.run}: it was deleted"):
             host.call(host.service.attach(request(host.run, word), 1))
-        assert look(host).is_lost
-        notices = host.call(host.state.notices.after(0))
-        assert notices.notices[-1].kind == "lost"
-        assert f"{host.run}: it was deleted" in notices.notices[-1].reason
-        host.clock.sleep(1.1)
-        assert host.service._leaves_in_secs() == 0.0
+        text = lost(host)
+        assert f"{host.run}: it was deleted" in text
+        assert "RAM" not in text
         assert host.service.is_all_durable
+
+
+@pytest.mark.parametrize("is_durable", [False, True])
+def test_what_may_be_in_ram_alone_stays_there_when_the_directory_is_gone(
+    tmp_path: Path, is_durable: bool
+) -> None:
+    with in_process_host(tmp_path) as host:
+        host.ram_preserve = LatestN(2)
+        host.start_agent()
+        trainer = host.attach()
+        host.save(trainer, 1)
+        host.settle()
+        # With trainers attached also a durable one: a move may have passed the place of its commit.
+        host.save(trainer, 2, durable=is_durable)
+        host.settle()
+        assert len(manifests(host.run)) == 1 + is_durable
+        shutil.rmtree(host.run)
+        assert f"RAM ({host.folder}) keeps step 2, " in lost(host)
+        assert host.service is not None
+        assert not host.service.is_all_durable
+        host.crash_agent()
+        ram, _ = host.stores()
+        assert [str(c) for c, listing in list_checkpoints(ram).items() if listing.parts] == [
+            "000000002.1"
+        ]
+        assert len(list((host.folder / "ram" / "slots").iterdir())) == 1
+        place = noted_place(host.folder)
+        assert place is not None
+        assert (place.path, place.is_gone) == (str(host.run), True)
+        # The trainer lives. It belongs to no agent any more, so that another start can take over.
+        record = read_record(host.folder / GROUP)
+        assert record is not None
+        assert [member.is_alive for member in record.members] == [False]
+
+
+def test_an_agent_that_leaves_an_unmounted_directory_keeps_what_ram_alone_has(
+    tmp_path: Path,
+) -> None:
+    with in_process_host(tmp_path, run=tmp_path / "run") as host:
+        with mounted("tmpfs", host.run):
+            host.start_agent()
+            trainer = host.attach()
+            host.save(trainer, 1, durable=False)
+            host.settle()
+        host.kill_trainer(trainer)
+        for _ in range(3):
+            host.call(asyncio.sleep(0.05))
+            look(host)
+            host.clock.sleep(UNREACHABLE_SECS)
+        assert "keeps step 1, " in lost(host)
+        assert host.service is not None
+        assert not host.service.is_all_durable
+        place = noted_place(host.folder)
+        assert place is not None
+        assert not place.is_gone
+
+
+def test_the_place_beside_the_ram_follows_a_directory_that_is_renamed(tmp_path: Path) -> None:
+    with in_process_host(tmp_path) as host:
+        host.start_agent()
+        host.attach()
+        host.settle()
+        look(host)
+        host.run.rename(tmp_path / "renamed")
+        look(host)
+        place = noted_place(host.folder)
+        assert place is not None
+        assert place.path == str(tmp_path / "renamed")
 
 
 def test_an_agent_whose_directory_was_replaced_makes_way_for_another_one(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ COUNT = 8
 A, B = RunPlace(inode=7, path="/a"), RunPlace(inode=7, path="/b")
 OTHER_A, OTHER_B = RunPlace(inode=8, path="/a"), RunPlace(inode=8, path="/b")
 SAME, MOVED, COPY = Finding.SAME, Finding.MOVED, Finding.COPY
+DISPLACED = Finding.DISPLACED
 
 
 class Case(NamedTuple):
@@ -40,10 +41,11 @@ CASES = {
     "a record that does not say where": Case(None, A, True, None, SAME),
     "moved": Case(A, B, True, None, MOVED),
     "copied": Case(A, OTHER_B, True, 7, COPY),
-    "copied, and the original deleted": Case(A, OTHER_B, True, None, COPY),
-    "copied, and the original moved": Case(A, OTHER_B, True, None, COPY),
+    "copied or moved, and nothing is at the recorded place": Case(
+        A, OTHER_B, True, None, DISPLACED
+    ),
     "moved, and a copy put in its place": Case(A, B, True, 8, MOVED),
-    "a copy in the original's place": Case(A, OTHER_A, True, None, COPY),
+    "put back from a backup, or a copy in its place": Case(A, OTHER_A, True, None, DISPLACED),
     "copied to a mount point of the same number": Case(A, B, True, 7, COPY),
     "inodes change: mounted again": Case(A, OTHER_A, False, None, MOVED),
     "inodes change: moved": Case(A, OTHER_B, False, None, MOVED),
@@ -70,7 +72,8 @@ def made(path: Path) -> Path:
 
 def opened(path: Path) -> RunRecord:
     store = DiskStore(path, CLOCK)
-    record = settle(store, read_run(store, str(path)), CLOCK)
+    record = read_run(store, str(path))
+    record = settle(store, record, find(store, record, CLOCK), CLOCK)
     assert read_run_record(store, "") == record
     return record
 

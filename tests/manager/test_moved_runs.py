@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import shutil
+import signal
+import subprocess
+import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +21,14 @@ import holdfast
 from holdfast import errors, save_decision_policy
 from holdfast.cli.main import main
 from holdfast.format.names import RUN_FILE
-from tests.hosts import Host, events, is_running, wait_until
+from tests.hosts import Host, events, is_running, stop, wait_until
+from tests.manager.two_tier_trainer import state_of
 from tests.manifests import manifests
+from tests.said import Said
+from tests.store.places import mounted
 
 TRAINER = Path(__file__).with_name("trainer.py")
+LONE_TRAINER = TRAINER.with_name("lone_trainer.py")
 EVERY_STEP = save_decision_policy.FixedIntervalPolicy(1)
 
 
@@ -181,11 +190,96 @@ def test_a_live_trainer_is_told_that_its_directory_was_deleted(
     told = first_error(opened, range(1, 100))
     assert f"{run}: it was deleted" in str(told)
     assert not isinstance(told, errors.FencedError)
+    # It may have been moved, and the move may have passed the place of the last commit before.
+    assert f"RAM ({one_host.folder}/" in str(told)
     wait_until(lambda: not is_running(pid))
-    assert list(one_host.folder.iterdir()) == []
     assert "it was deleted" in str(first_error(opened, range(200, 202)))
     opened.close()
     assert not run.exists()
+
+
+@pytest.fixture
+def elsewhere() -> Iterator[Path]:
+    """A folder on another file system than the tests' own."""
+    with tempfile.TemporaryDirectory(prefix="holdfast-test-", dir="/dev/shm") as folder:
+        yield Path(folder)
+
+
+def test_a_killed_run_that_is_moved_to_another_file_system_goes_on_from_ram(
+    one_host: Host, tmp_path: Path, elsewhere: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, new = tmp_path / "run", elsewhere / "run"
+    job = one_host.start(LONE_TRAINER, run)
+    Said(job).await_line("sealed")
+    first_id = run_id(run)
+    one_host.kill_agent()
+    job.kill()
+    job.wait()
+    assert run.stat().st_dev != elsewhere.stat().st_dev
+    subprocess.run(["mv", run, new], check=True)
+    assert saved(new) == []
+    assert main(["clean", "--yes"]) == 0
+    assert "step 5 may be in RAM alone" in capsys.readouterr().out
+    assert main(["ls", str(new), "--json"]) == 0
+    assert [c["step"] for c in json.loads(capsys.readouterr().out)["checkpoints"]] == [5]
+    with manager(new) as opened:
+        assert opened.resume(state_of(-1))[0] == 6
+    assert run_id(new) == first_id
+    wait_until(lambda: saved(new) == [5])
+    assert_sound(new)
+
+
+def test_a_live_run_on_a_full_disk_that_is_moved_goes_on_from_the_step_that_ram_had(
+    one_host: Host, tmp_path: Path, elsewhere: Path
+) -> None:
+    with mounted("tmpfs", tmp_path / "disk", "size=2m") as disk:
+        run, new = disk / "run", elsewhere / "run"
+        opened = manager(run)
+        assert opened.save(0, state(0))
+        opened.wait_until_finished()
+        first_id, pid = run_id(run), one_host.agent().pid
+        with (disk / "filler").open("wb", buffering=0) as filler, contextlib.suppress(OSError):
+            while True:
+                filler.write(bytes(4096))
+        for step in range(1, 4):
+            assert opened.save(step, state(step))
+            with pytest.raises(errors.SaveFailedError):
+                opened.wait_until_finished(30)
+        subprocess.run(["mv", run, new], check=True)
+        wait_until(lambda: not is_running(pid))
+        told = str(first_error(opened, range(4, 100)))
+        assert "moved to another file system" in told
+        assert "keeps step 3, " in told
+        # The old manager is not closed: its process may hang.
+        assert resumed(new) == 4
+        assert run_id(new) == first_id
+        wait_until(lambda: saved(new) == [0, 3])
+        assert_sound(new)
+        opened.close()
+
+
+def test_a_trainer_whose_agent_was_killed_before_the_move_names_what_ram_has(
+    one_host: Host, tmp_path: Path
+) -> None:
+    run, new = tmp_path / "run", tmp_path / "new"
+    ram = holdfast.RamTier(save_decision_policy=EVERY_STEP)
+    once = save_decision_policy.SpecificStepsPolicy([0])
+    opened = manager(run, ram=ram, save_decision_policy=once)
+    for step in range(3):
+        assert opened.save(step, state(step))
+        opened._progress.wait(lambda sealed, finished: sealed or finished, 30)
+    wait_until(lambda: any(held.step == 2 for held in one_host.agent().held))
+    pid = one_host.agent().pid
+    stop(pid)
+    shutil.copytree(run, new)
+    shutil.rmtree(run)
+    os.kill(pid, signal.SIGKILL)
+    told = str(first_error(opened, range(3, 100)))
+    assert "keeps " in told
+    assert "2, which may be nowhere else" in told
+    with contextlib.suppress(errors.HoldfastError):
+        opened.close()
+    assert resumed(new) == 3
 
 
 def test_an_agent_that_lingers_gives_its_ram_back_once_the_directory_is_gone(

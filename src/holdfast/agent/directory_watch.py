@@ -1,10 +1,15 @@
 """Watch the run's directory or prefix: follow it when it moves, and leave when it is gone.
 
-A deleted run does not come back: the run's data in this host's RAM can never become
-durable there. The agent reports that to its trainers, frees its RAM and exits. A directory that is
-unmounted or hidden may come back: nothing is discarded while a trainer is attached, nor for
-`UNREACHABLE_SECS` after that. In a bucket only a request shows a deletion, so there it is found by
-the next save that fails, and else within `READ_SECS`.
+A run that is gone does not come back there: the agent reports that to its trainers, and exits. A
+directory that is unmounted or hidden may come back: the agent waits while a trainer is attached,
+and for `UNREACHABLE_SECS` after that. In a bucket only a request shows a deletion, so there it is
+found by the next save that fails, and else within `READ_SECS`.
+
+A directory that was moved to another file system looks like one that was deleted. So checkpoints
+that may be nowhere durable stay in RAM, as those of a killed agent do: what is newer than the
+newest committed one, and with trainers attached the newest one in any case, because a move may have
+passed the folder of its commit before. The rest is freed. The agent's folder notes that the
+directory is gone, so a start at the new place continues from that RAM (`job.moved_runs`).
 """
 
 from __future__ import annotations
@@ -12,11 +17,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
+from collections.abc import Callable, Collection
 
+from msgspec import structs
+
+from holdfast.agent.agent_directory import GROUP
 from holdfast.agent.protocol import Notice
+from holdfast.agent.ram_place import RamPlace, kept_text, note_place, place_of
 from holdfast.agent.state import AgentState
 from holdfast.agent.storage_worker import StorageWorker
+from holdfast.agent.trainer_group import read_record, write_record
 from holdfast.errors import AgentUnavailableError, StorageError
+from holdfast.format.names import CheckpointId
 
 POLL_SECS = 1.0
 NOTICE_SECS = 1.0
@@ -30,18 +42,30 @@ log = logging.getLogger(__name__)
 
 
 class DirectoryWatch:
-    """The watch of one agent; owned by the event loop, with file system calls on a thread."""
+    """The watch of one agent; owned by the event loop, with file system calls on a thread.
 
-    def __init__(self, state: AgentState, storage_worker: StorageWorker) -> None:
+    `unsaved` returns the checkpoints in RAM that may be nowhere durable.
+    """
+
+    def __init__(
+        self,
+        state: AgentState,
+        storage_worker: StorageWorker,
+        unsaved: Callable[[], Collection[CheckpointId]],
+    ) -> None:
         self._state = state
         self._storage_worker = storage_worker
+        self._unsaved = unsaved
+        self.kept: Collection[CheckpointId] = ()
+        """What stays in RAM of a run that is gone."""
+        self._noted: RamPlace | None = None
         self._unreachable_since: float | None = None
         self._leaves_at: float | None = None
         self._read_at_secs = state.clock.monotonic() + READ_SECS
 
     @property
     def is_lost(self) -> bool:
-        """Whether the directory is gone, and this host's RAM of the run is discarded."""
+        """Whether the directory is gone, and this host's RAM of the run but `kept` is freed."""
         return self._leaves_at is not None
 
     def leaves_in_secs(self) -> float:
@@ -77,7 +101,7 @@ class DirectoryWatch:
             return
         if problem is not None and await self._storage_worker.query(home.is_gone):
             # The caller finds no agent once this one has left, and starts one for its directory.
-            self._leave(problem)
+            self._leave(problem, is_gone=True)
             await asyncio.sleep(LEAVE_SECS)
         config = self._state.config
         raise AgentUnavailableError(
@@ -94,18 +118,36 @@ class DirectoryWatch:
         problem = await self._storage_worker.query(home.unusable_reason)
         if problem is None:
             self._unreachable_since = None
+            self._follow_move()
             return
         if await self._storage_worker.query(home.is_gone):
-            self._leave(problem)
+            self._leave(problem, is_gone=True)
         elif self._unreachable_since is None:
             self._unreachable_since = now_secs
             log.warning("%s", problem)
         elif self._state.group is None and now_secs - self._unreachable_since > UNREACHABLE_SECS:
-            self._leave(problem)
+            self._leave(problem, is_gone=False)
 
-    def _leave(self, problem: str) -> None:
+    def _follow_move(self) -> None:
+        """Note the directory's present path beside the RAM tier."""
+        place = place_of(self._state.durable.home)
+        if self._noted is not None and self._noted != place:
+            self._note(place)
+        self._noted = place
+
+    def _note(self, place: RamPlace) -> None:
+        try:
+            note_place(self._state.folder, place)
+        except OSError as error:
+            log.info("the run's place is not noted beside the RAM tier: %s", error)
+
+    def _leave(self, problem: str, *, is_gone: bool) -> None:
         if self.is_lost:
             return
+        self.kept = self._unsaved()
+        if self.kept:
+            problem += f". {kept_text(self._state.folder, self.kept)}"
+            self._note(place_of(self._state.durable.home, is_gone=is_gone))
         self._leaves_at = self._state.clock.monotonic() + NOTICE_SECS
         if self._state.remote is not None:
             problem += (
@@ -117,3 +159,27 @@ class DirectoryWatch:
         print(f"{problem}; the agent leaves", file=sys.stderr, flush=True)
         self._state.notices.post(Notice(kind="lost", reason=problem))
         self._state.wake()
+
+    def free_rest(self) -> None:
+        """Free the RAM of a run that is gone, except what is kept; call it once nothing is written.
+
+        A failure is reported, and leaves the RAM in use.
+        """
+        if not self.is_lost or not self.kept:
+            return
+        self._part_with_trainers()
+        for checkpoint in self._storage_worker.in_ram():
+            if checkpoint not in self.kept:
+                self._storage_worker.free_checkpoint(checkpoint)
+        try:
+            self._state.pool.evict(self._state.pool.free_slots())
+        except StorageError as error:
+            self._storage_worker.report_ram(error)
+
+    def _part_with_trainers(self) -> None:
+        """Note that the trainers, which may still live, belong to no agent of the run any more."""
+        path = self._state.folder / GROUP
+        record = read_record(path)
+        if record is not None:
+            members = tuple(structs.replace(member, started=0.0) for member in record.members)
+            write_record(path, structs.replace(record, members=members))

@@ -2,39 +2,20 @@
 
 RAM is found by the run's id. A directory and its remote tier have one id, and a directory that was
 put back to an earlier state keeps it. If one of them was trained apart, its attempts have other
-identities, and what RAM has of them is no checkpoint of the other. An agent notes the place that it
-works on in its folder: RAM of an attempt whose record is missing there was made elsewhere, or the
-place has lost the record.
+identities, and what RAM has of them is no checkpoint of the other. RAM of an attempt whose record
+is missing was made for another place (`agent.ram_place`), or the place has lost the record.
 """
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Collection
 from pathlib import Path
 
+from holdfast.agent.ram_place import noted_place
 from holdfast.engine.lifecycle.attempts import read_attempt
 from holdfast.errors import ObjectNotFoundError
 from holdfast.format.names import AttemptId
 from holdfast.store.durable import DurableStore
-
-PLACE = "place"
-
-
-def note_place(folder: Path, place: str) -> None:
-    """Note in the agent's folder the path or URL of the run that its agent works on.
-
-    Raises:
-        OSError: It cannot be written.
-    """
-    (folder / PLACE).write_text(place)
-
-
-def noted_place(folder: Path) -> str | None:
-    """Return the path or URL of the run that the folder's last agent worked on, if it is noted."""
-    with contextlib.suppress(OSError, UnicodeDecodeError):
-        return (folder / PLACE).read_text()
-    return None
 
 
 def foreign_attempts(
@@ -48,7 +29,8 @@ def foreign_attempts(
     Raises:
         StorageError, CheckpointDamagedError, NewerFormatError: The store's record cannot be read.
     """
-    is_here = noted_place(folder) in (None, store.home.location_text)
+    place = noted_place(folder)
+    is_here = place is None or place.is_at(store.home)
     foreign = set()
     for attempt in attempts:
         try:

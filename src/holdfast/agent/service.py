@@ -53,7 +53,10 @@ from holdfast.events.schema import (
     RamAdopted,
     SaveRequested,
 )
-from holdfast.format.names import CheckpointId
+from holdfast.format.names import (
+    CheckpointId,
+    age_of,
+)
 from holdfast.format.records import Manifest
 from holdfast.peers.address import parse_address, parsed_addresses
 from holdfast.peers.directory import PeerDirectory
@@ -109,7 +112,7 @@ class Service:
         self._metrics = MetricsSource(state, self._coordinator, self._job)
         self._metrics_server = MetricsServer(state, self._metrics.gather)
         self._wake = asyncio.Event()
-        self._directory = DirectoryWatch(state, self._storage_worker)
+        self._directory = DirectoryWatch(state, self._storage_worker, self._unsaved)
         self._recorded: dict[tuple[CheckpointId, CheckpointStatus], None] = {}
         """The newest statuses that are in the events."""
         self._is_stopping = False
@@ -214,6 +217,7 @@ class Service:
         self._expected.close()
         self._trainer_sessions.close()
         self._storage_worker.close()
+        self._directory.free_rest()
         self._peers.close()
 
     def leave_soon(self) -> None:
@@ -227,8 +231,26 @@ class Service:
     @property
     def is_all_durable(self) -> bool:
         """Whether this host's RAM is not needed any more."""
-        node = self._coordinator.node
-        return self._directory.is_lost or node.is_settled or self._is_superseded
+        if self._directory.is_lost:
+            return not self._directory.kept
+        return self._coordinator.node.is_settled or self._is_superseded
+
+    def _unsaved(self) -> list[CheckpointId]:
+        """Return the checkpoints in RAM to keep if the run's directory is gone, ascending.
+
+        Those are the ones that are newer than the newest committed one, and with trainers attached
+        the newest one in any case. Other hosts may have the missing parts of one.
+        """
+        if self._is_superseded:
+            return []
+        has_peers = self._state.config.peers is not None
+        listed = self._storage_worker.in_ram()
+        usable = sorted((c for c, one in listed.items() if one.is_whole or has_peers), key=age_of)
+        outcomes = self._coordinator.node.held_outcomes()
+        committed = [age_of(outcome.held.id) for outcome in outcomes if outcome.is_committed]
+        newest_committed = max(committed, default=(0, -1))
+        unsaved = [checkpoint for checkpoint in usable if age_of(checkpoint) > newest_committed]
+        return unsaved or (usable[-1:] if self._state.group is not None else [])
 
     @property
     def _is_superseded(self) -> bool:

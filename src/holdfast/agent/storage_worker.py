@@ -18,7 +18,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from holdfast.agent.initial_inventory import OpeningListing
-from holdfast.agent.ram_attempts import foreign_attempts, note_place
+from holdfast.agent.ram_attempts import foreign_attempts
+from holdfast.agent.ram_place import note_place, place_of
 from holdfast.agent.remote_leases import RemoteLeases
 from holdfast.agent.state import AgentState
 from holdfast.coordination import effects, inputs
@@ -544,7 +545,7 @@ class StorageWorker:
 
     def _note_place(self) -> None:
         try:
-            note_place(self._state.folder, self._state.run)
+            note_place(self._state.folder, place_of(self._state.durable.home))
         except OSError as error:
             log.info("%s is not noted beside the RAM tier: %s", self._state.run, error)
 

@@ -22,6 +22,7 @@ import click
 from holdfast.agent import protocol
 from holdfast.agent.agent_directory import GROUP, LOCK, ram_folder
 from holdfast.agent.launch import is_locked
+from holdfast.agent.ram_place import noted_place, whole_in
 from holdfast.agent.trainer_group import read_record
 from holdfast.cli import output
 from holdfast.cli.agents import agent_folders_here, living, run_of
@@ -32,11 +33,10 @@ from holdfast.clock import SystemClock
 from holdfast.engine.lifecycle.attempts import read_attempts
 from holdfast.engine.lifecycle.catalog import list_checkpoints
 from holdfast.errors import HoldfastError
-from holdfast.format.names import NO_AGE, age_of
+from holdfast.format.names import NO_AGE
 from holdfast.format.timeline import last_steps
 from holdfast.job.run_access import read_only
 from holdfast.store.location import RunLocation
-from holdfast.store.ram import RamStore
 
 STOP_SECS = 60.0
 STOP_FILES_SECS = 70.0
@@ -170,15 +170,22 @@ def _left_behind() -> Iterator[Unowned]:
 def _only_copy(folder: Path, run: str) -> str:
     """Return why the folder may hold the only copy of a checkpoint; empty if it cannot."""
     try:
-        held = list_checkpoints(RamStore(ram_folder(folder), _reads_only, SystemClock()))
-        whole = [c for c, listing in held.items() if listing.is_complete]
-        location = RunLocation(run)
-        if not whole or (run and not location.is_url and not location.record.exists()):
-            # Without the run's directory nothing can be restored from it.
+        whole = whole_in(ram_folder(folder), SystemClock())
+        if not whole:
             return ""
-        newest = max(whole, key=age_of)
-        if run:
-            opened = read_only(run)
+        newest = whole[-1]
+        noted = noted_place(folder)
+        run = noted.path if noted is not None else run
+        location = RunLocation(run)
+        is_there = location.is_url or location.record.exists()
+        opened = read_only(run) if run and is_there else None
+        if run and (opened is None or opened.run_id != run_of(folder)):
+            # A move to another file system cannot be told from a deletion.
+            return (
+                f"step {newest.step} may be in RAM alone: its run is not in {run} any more. If it "
+                "was moved, a start at its new place continues from it"
+            )
+        if opened is not None:
             limits = last_steps(read_attempts(opened.durable))
             committed = [
                 c.age
@@ -187,15 +194,11 @@ def _only_copy(folder: Path, run: str) -> str:
             ]
             is_needed = newest.step <= limits.get(newest.attempt, -1)
             is_newest = max(committed, default=NO_AGE) < newest.age
-            if opened.run_id != run_of(folder) or not (is_needed and is_newest):
+            if not (is_needed and is_newest):
                 return ""
     except HoldfastError as error:
         return f"it is unknown whether it is needed ({error})"
     return f"step {newest.step} may not be durable; the run's next start makes it so"
-
-
-def _reads_only(size_bytes: int) -> str:
-    raise AssertionError("nothing is written here")
 
 
 def _remove(one: Unowned) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,17 +13,18 @@ from msgspec import structs
 from holdfast.clock import Clock
 from holdfast.coordination.settings import LEASE_SECS
 from holdfast.engine.lifecycle.attempts import newest_number, read_attempts
-from holdfast.engine.lifecycle.identity import settle
+from holdfast.engine.lifecycle.identity import Finding, find, settle
 from holdfast.engine.lifecycle.leases import Leases
 from holdfast.engine.lifecycle.newest import newest_committed
 from holdfast.engine.lifecycle.run import (
     create_run,
     mend_run,
     note_remote,
+    noted_remote,
     read_run,
     read_run_record,
 )
-from holdfast.engine.tiers.shared_attempts import share_attempts
+from holdfast.engine.tiers.shared_attempts import check_common, share_attempts
 from holdfast.errors import (
     InvalidArgumentError,
     NotARunError,
@@ -37,6 +39,7 @@ from holdfast.format.part_layout import REMOTE
 from holdfast.format.records import RunRecord
 from holdfast.format.sealed import seal
 from holdfast.format.timeline import on_timeline
+from holdfast.job.moved_runs import claim_ram, find_with_ram
 from holdfast.job.rendezvous import Rendezvous, json_text
 from holdfast.job.shared_root import Sighting, check_shared, look_for
 from holdfast.store.bucket import BucketStore
@@ -82,7 +85,8 @@ def open_run(
         rendezvous: The processes.
         clock: The time.
         remote_place: The path or URL of its remote tier; None: it has none.
-        takeover: Use a remote tier also while another attempt is live there.
+        takeover: Use a remote tier also while another attempt is live there, and take a directory
+            for the run where it cannot be decided whether it was moved or copied.
 
     Returns:
         The open run; `run_id` and `group` are the same on all processes.
@@ -91,7 +95,8 @@ def open_run(
         NotARunError, NewerFormatError, StorageError: The directory of some process, or the remote
             tier. All processes raise the error, which names it. Nothing was changed, except that
             rank 0 may have created a run that other hosts do not see.
-        RunBusyError: Another attempt is live on the remote tier.
+        RunBusyError: Another attempt is live on the remote tier; or RAM of this host may belong to
+            this directory, or to another one.
         InvalidArgumentError: As `RunLocation.parse`, and as `Rendezvous.decide`.
         ProcessLostError: As `Rendezvous.decide`.
     """
@@ -104,7 +109,7 @@ def open_run(
     def opened(remote_places: list[str]) -> str:
         _check_alike(location, remote_places)
         if remote is None:
-            run_id = _open_or_create(location, durable, clock)
+            run_id = _open_or_create(durable, clock, takeover=takeover)
         else:
             run_id = _open_both(durable, remote, clock, takeover=takeover)
             note_remote(durable, remote.home.location_text)
@@ -140,46 +145,127 @@ def _open_remote(place: str | None, location: RunLocation, clock: Clock) -> Dura
     return open_durable(place, clock, tier=REMOTE)
 
 
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """A run that is in a place: its record, and the relation of the place to that."""
+
+    record: RunRecord
+    finding: Finding
+
+
 def _open_both(durable: DurableStore, remote: DurableStore, clock: Clock, *, takeover: bool) -> str:
     """Open or create a run with two durable tiers, which are one run with the same attempts.
 
-    Of two starts that create it at once, with one remote tier, both take the remote tier's id.
+    Nothing is written before all checks have passed. Of two starts that create it at once, with
+    one remote tier, both take the remote tier's id.
     """
     here = _find(durable, clock)
+    with _naming_remote(durable):
+        there = _find(remote, clock)
+    here, there = _recognised(here, there)
+    if here is not None and here.finding is Finding.DISPLACED:
+        here = _Found(here.record, find_with_ram(durable, here.record, clock, takeover=takeover))
+    _check_tiers(durable, remote, here, there, takeover=takeover)
+    record = _settled(durable, here, clock) if here is not None else None
+    with _naming_remote(durable):
+        if there is None:
+            remote_record = _create_like(remote, record, clock)
+        else:
+            remote_record = settle(remote, there.record, there.finding, clock)
+    record = record or _create_like(durable, remote_record, clock)
+    if record.run_id != remote_record.run_id:
+        # Race: another start has created one of the two.
+        raise _not_its_remote(durable, remote, record, remote_record)
+    if remote_record.place is None:
+        # It is reconstructed. The agent mends that of the directory.
+        for key in mend_run(remote, remote.home.recorded_place()):
+            log.info("%s: wrote %s anew", remote.home.location_text, key)
+    is_behind = 0 < newest_number(durable) < newest_number(remote)
+    last = newest_committed(durable, read_attempts(durable)) if is_behind else None
+    share_attempts(durable, remote)
+    if last is not None:
+        _warn_if_abandoned(durable, remote, last)
+    return record.run_id
+
+
+def _recognised(here: _Found | None, there: _Found | None) -> tuple[_Found | None, _Found | None]:
+    """Recognise a tier that was moved, or restored from a backup, by the other one.
+
+    Two directories never train at once with one remote tier, since it numbers their attempts. If
+    both tiers are displaced, they may be copies of both.
+    """
+    if here is None or there is None or here.record.run_id != there.record.run_id:
+        return here, there
+    in_place = (Finding.SAME, Finding.MOVED)
+    if here.finding is Finding.DISPLACED and there.finding in in_place:
+        return _Found(here.record, Finding.MOVED), there
+    if there.finding is Finding.DISPLACED and here.finding in in_place:
+        return here, _Found(there.record, Finding.MOVED)
+    return here, there
+
+
+def _check_tiers(
+    durable: DurableStore,
+    remote: DurableStore,
+    here: _Found | None,
+    there: _Found | None,
+    *,
+    takeover: bool,
+) -> None:
+    """Check that both places can be the tiers of one run. Read-only."""
+    if durable.home.is_at(remote.home.location_text):
+        raise InvalidArgumentError(
+            f"open {durable.home.location_text}: expected a remote tier at another place, found "
+            f"{remote.home.location_text}, which leads to the same one"
+        )
+    if here is None or there is None:
+        return
+    if here.record.run_id != there.record.run_id:
+        raise _not_its_remote(durable, remote, here.record, there.record)
+    for store, found, what in ((durable, here, "directory"), (remote, there, "remote tier")):
+        if found.finding in (Finding.COPY, Finding.DISPLACED):
+            where = store.home.location_text
+            original = found.record.place.path if found.record.place is not None else "unknown"
+            raise NotARunError(
+                f"use {remote.home.location_text} as the remote tier of "
+                f"{durable.home.location_text}: expected the {what} of run {found.record.run_id}, "
+                f"found a copy of it at {where}; the original was at {original}. "
+                "Open the original; or open the copy with a new remote tier or without one, and it "
+                "continues as a run of its own"
+            )
+    check_common(durable, remote)
+    newest_here, newest_there = newest_number(durable), newest_number(remote)
+    if 0 < newest_there < newest_here and not takeover:
+        _check_not_live(remote, there.record.run_id, newest_there)
+
+
+def _not_its_remote(
+    durable: DurableStore, remote: DurableStore, here: RunRecord, there: RunRecord
+) -> NotARunError:
+    advice = "choose a new remote tier, or the run's own directory"
+    if here.copied_from == there.run_id:
+        advice = (
+            "the directory was opened as a copy of that run, and is a run of its own since: choose "
+            "a new remote tier for it. To continue the other run, open an empty directory with "
+            "this remote tier"
+        )
+    return NotARunError(
+        f"use {remote.home.location_text} as the remote tier of {durable.home.location_text}: "
+        f"expected run {here.run_id}, found run {there.run_id}; {advice}"
+    )
+
+
+@contextlib.contextmanager
+def _naming_remote(durable: DurableStore) -> Iterator[None]:
+    """Say in a `StorageError` of the remote tier what to do about it."""
     try:
-        there = _find(remote, clock) or _create_like(remote, here, clock)
+        yield
     except StorageError as error:
         raise type(error)(
             f"open the remote tier of {durable.home.location_text}: {error}; without it no start "
             "can know whether another one has begun. To train without it for now, open the run "
             "without remote="
         ) from error
-    if here is None:
-        here = _create_like(durable, there, clock)
-    if durable.home.is_at(remote.home.location_text):
-        raise InvalidArgumentError(
-            f"open {durable.home.location_text}: expected a remote tier at another place, found "
-            f"{remote.home.location_text}, which leads to the same one"
-        )
-    if here.run_id != there.run_id:
-        raise NotARunError(
-            f"use {remote.home.location_text} as the remote tier of {durable.home.location_text}: "
-            f"expected run {here.run_id}, found run {there.run_id}; choose a new remote tier, or "
-            "the run's own directory"
-        )
-    if there.place is None:
-        # It is reconstructed. The agent mends that of the directory.
-        for key in mend_run(remote, remote.home.recorded_place()):
-            log.info("%s: wrote %s anew", remote.home.location_text, key)
-    newest_here, newest_there = newest_number(durable), newest_number(remote)
-    if 0 < newest_there < newest_here and not takeover:
-        _check_not_live(remote, there.run_id, newest_there)
-    is_behind = 0 < newest_here < newest_there
-    last = newest_committed(durable, read_attempts(durable)) if is_behind else None
-    share_attempts(durable, remote)
-    if last is not None:
-        _warn_if_abandoned(durable, remote, last)
-    return here.run_id
 
 
 def _warn_if_abandoned(durable: DurableStore, remote: DurableStore, last: CheckpointId) -> None:
@@ -222,32 +308,46 @@ def _find_on_all_hosts(
     rendezvous.decide("find the run", seen, judge, OPEN_SECS)
 
 
-def _open_or_create(location: RunLocation, durable: DurableStore, clock: Clock) -> str:
-    return (_find(durable, clock) or _create_like(durable, None, clock)).run_id
+def _open_or_create(durable: DurableStore, clock: Clock, *, takeover: bool) -> str:
+    found = _find(durable, clock)
+    if found is None:
+        return _create_like(durable, None, clock).run_id
+    if found.finding is Finding.DISPLACED:
+        finding = find_with_ram(durable, found.record, clock, takeover=takeover)
+        found = _Found(found.record, finding)
+        remote = noted_remote(durable) if finding is Finding.COPY else None
+        if remote is not None:
+            log.warning(
+                "%s is opened without remote=, so it is taken for a copy of run %s, and not for "
+                "the run itself: its remote tier %s continues that run, with remote= and an empty "
+                "directory",
+                durable.home.location_text,
+                found.record.run_id,
+                remote,
+            )
+    return _settled(durable, found, clock).run_id
 
 
-def _find(durable: DurableStore, clock: Clock) -> RunRecord | None:
-    """Return the record of the run in a place; None if the place is free for a new one."""
-    location = RunLocation(durable.home.location_text)
-    if isinstance(durable, BucketStore):
-        return _find_in_bucket(durable, location, clock)
-    if _is_new_directory(location.folder):
-        return None
-    try:
-        found = read_run(durable, location.text)
-    except NotARunError as error:
-        if location.record.exists():
-            raise
-        raise _used(location) from error
-    return _settled(durable, found, clock)
-
-
-def _settled(durable: DurableStore, record: RunRecord, clock: Clock) -> RunRecord:
-    """Return the record as `settle` does.
+def _find(durable: DurableStore, clock: Clock) -> _Found | None:
+    """Return the run in a place; None if the place is free for a new one.
 
     Raises:
-        NotARunError: The place is an unfinished copy.
+        NotARunError: The place has something else, or an unfinished copy.
     """
+    location = RunLocation(durable.home.location_text)
+    if isinstance(durable, BucketStore):
+        record = _find_in_bucket(durable, location, clock)
+    elif _is_new_directory(location.folder):
+        record = None
+    else:
+        try:
+            record = read_run(durable, location.text)
+        except NotARunError as error:
+            if location.record.exists():
+                raise
+            raise _used(location) from error
+    if record is None:
+        return None
     if record.is_unfinished_copy:
         place = durable.home.location_text
         raise NotARunError(
@@ -255,7 +355,14 @@ def _settled(durable: DurableStore, record: RunRecord, clock: Clock) -> RunRecor
             f"which lacks checkpoints; finish it (`holdfast copy RUN {place}`), or delete it. To "
             f"train from what it has, copy that to a new place (`holdfast copy {place} NEW`)"
         )
-    return settle(durable, record, clock)
+    return _Found(record, find(durable, record, clock))
+
+
+def _settled(durable: DurableStore, found: _Found, clock: Clock) -> RunRecord:
+    """Return the directory's record as `settle` does; a run that was moved keeps its RAM."""
+    if found.finding is Finding.MOVED:
+        claim_ram(durable, found.record, clock)
+    return settle(durable, found.record, found.finding, clock)
 
 
 def open_copy(place: object, record: RunRecord, clock: Clock) -> DurableStore:
@@ -330,7 +437,7 @@ def _find_in_bucket(bucket: BucketStore, location: RunLocation, clock: Clock) ->
             if bucket.has_object(RUN_FILE):
                 raise
             raise _used_prefix(location) from error
-    return _settled(bucket, found, clock)
+    return found
 
 
 def _create_like(durable: DurableStore, other: RunRecord | None, clock: Clock) -> RunRecord:
@@ -338,7 +445,7 @@ def _create_like(durable: DurableStore, other: RunRecord | None, clock: Clock) -
     home = durable.home
     run_id, time = (other.run_id, other.time) if other else (clock.new_token(), clock.now())
     record = create_run(durable, home.location_text, run_id, time, home.recorded_place())
-    return _settled(durable, record, clock)
+    return settle(durable, record, find(durable, record, clock), clock)
 
 
 def _is_new_directory(directory: Path) -> bool:

@@ -14,7 +14,8 @@ from pathlib import Path
 
 from holdfast.agent.agent_directory import agent_folders, host_name, ram_folder
 from holdfast.agent.launch import find_agent
-from holdfast.agent.ram_attempts import foreign_attempts, noted_place
+from holdfast.agent.ram_attempts import foreign_attempts
+from holdfast.agent.ram_place import noted_place
 from holdfast.clock import Clock
 from holdfast.engine.lifecycle.attempts import read_attempt
 from holdfast.engine.lifecycle.catalog import list_checkpoints
@@ -84,10 +85,10 @@ def check_foreign_ram(run_id: str, durable: DurableStore, clock: Clock) -> None:
     if ram is None:
         return
     foreign = foreign_checkpoints(ram, durable)
-    place = noted_place(ram.root.parent)
-    if not foreign or place is None or not _continues(run_id, place, ram, clock):
+    noted = noted_place(ram.root.parent)
+    if not foreign or noted is None or not _continues(run_id, noted.path, ram, clock):
         return
-    newest = foreign[-1]
+    newest, place = foreign[-1], noted.path
     raise AgentUnavailableError(
         f"open {durable.home.location_text}: this host's RAM has checkpoints of the same run at "
         f"{place}, up to step {newest.step} of attempt {newest.attempt}, which are not those of "

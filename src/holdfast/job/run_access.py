@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from holdfast.agent.agent_directory import host_name
 from holdfast.clock import Clock, SystemClock
-from holdfast.engine.lifecycle.identity import Finding, find
+from holdfast.engine.lifecycle.identity import Finding
 from holdfast.engine.lifecycle.run import noted_remote, read_run, read_run_record
 from holdfast.engine.reading.run import ReadableRun
 from holdfast.engine.tiers.shared_attempts import check_same_run
@@ -17,11 +17,14 @@ from holdfast.errors import (
     HoldfastError,
     NotARunError,
     ObjectNotFoundError,
+    RunBusyError,
+    StorageError,
 )
 from holdfast.events.reader import EventReader
 from holdfast.format.names import CHECKPOINTS
 from holdfast.format.part_layout import REMOTE
 from holdfast.format.records import RunRecord
+from holdfast.job.moved_runs import find_with_ram
 from holdfast.job.opening import open_run
 from holdfast.job.ram_tier import foreign_checkpoints, ram_store
 from holdfast.job.rendezvous import OneProcess, Rendezvous
@@ -42,7 +45,7 @@ def read_only(place: str | os.PathLike[str]) -> ReadableRun:
     location = RunLocation.parse(place)
     durable = open_durable(location.text, clock)
     record = read_run(durable, location.text)
-    is_copy = find(durable, record, clock) is Finding.COPY
+    is_copy = _is_copy(durable, record, clock)
     _warn_if_unfinished(location, record)
     return ReadableRun(
         location=location,
@@ -52,6 +55,15 @@ def read_only(place: str | os.PathLike[str]) -> ReadableRun:
         find_remote=lambda: None if is_copy else remote_of(durable, record.run_id, clock),
         is_copy=is_copy,
     )
+
+
+def _is_copy(durable: DurableStore, record: RunRecord, clock: Clock) -> bool:
+    """Return whether a place is a copy that was not opened yet, or may be one."""
+    try:
+        return find_with_ram(durable, record, clock) is Finding.COPY
+    except (RunBusyError, StorageError, CheckpointDamagedError) as error:
+        log.warning("RAM of this host is left out: %s", error)
+        return True
 
 
 def events_of(run: ReadableRun) -> EventReader:

@@ -42,6 +42,7 @@ from holdfast.agent.control_block import (
 )
 from holdfast.agent.initial_inventory import listing_in
 from holdfast.agent.launch import AgentStart, ensure_agent
+from holdfast.agent.ram_place import kept_text, whole_in
 from holdfast.clock import Clock
 from holdfast.engine.lifecycle.newest import NewestListing
 from holdfast.errors import (
@@ -49,6 +50,7 @@ from holdfast.errors import (
     FencedError,
     HoldfastError,
     StepNotFoundError,
+    StorageError,
 )
 from holdfast.events.schema import TrainerEvent
 from holdfast.format.names import AttemptId, CheckpointId
@@ -447,6 +449,8 @@ class AgentSession:
         except AgentUnavailableError as error:
             self._lost, self._lost_at = error, self._clock.monotonic()
             raise
+        except StorageError as error:
+            raise StorageError(f"{error}{self._left_text()}") from error
         # The new agent's control block may lack what this trainer published.
         copy_seat(old.control.cells, old.seat, place.control.cells, place.seat)
         self.place, self._is_return_due = place, True
@@ -534,6 +538,14 @@ class AgentSession:
             self._on_notice(protocol.Notice(kind="unavailable", reason=str(error)))
             self._clock.sleep(RETRY_SECS)
         return True
+
+    def _left_text(self) -> str:
+        """Return what an agent that was killed left in RAM of a run whose directory is gone."""
+        if self.place.ram_folder is not None and self._home.is_gone():
+            with contextlib.suppress(StorageError):
+                left = whole_in(self.place.ram_folder, self._clock)
+                return f". {kept_text(self.place.folder, left)}" if left else ""
+        return ""
 
 
 def _place(folder: Path, attached: protocol.Attached) -> AgentPlace:

@@ -88,7 +88,8 @@ class CheckpointManager:
         ram: The tier in this host's memory. None disables it.
         remote: A second durable tier: a URL, a path, or a `RemoteTier` with policies of its own.
             The agents copy committed checkpoints there (docs/two_tiers.md). Default: none.
-        takeover: Fence another live attempt on the run instead of raising `RunBusyError`.
+        takeover: Instead of raising `RunBusyError`, fence another live attempt on the run, and take
+            a directory for the run where it cannot be decided whether it was moved or copied.
         preemption_signals: The signals that announce a preemption. See `reached_preemption`.
         framework: `jax`, `torch` or `numpy`, or a `holdfast.torch.TorchFramework`, which has
             options. None: the one that the program uses, else NumPy, which is for jobs of one

@@ -106,7 +106,10 @@ class RunDirectory:
         raise StorageError(self._what_happened())
 
     def is_gone(self) -> bool:
-        """Return whether it was deleted; an unmounted or hidden one may become visible again."""
+        """Return whether it was deleted, by itself or after its content was copied elsewhere.
+
+        An unmounted or hidden one may become visible again.
+        """
         state = self._bound()
         if state is None or self._fd is None:
             return False
@@ -161,8 +164,9 @@ class RunDirectory:
     def _what_happened(self) -> str:
         is_other = os.path.lexists(self._path)
         if self.is_gone():
-            found = "it was deleted" + (" and replaced by another one" if is_other else "")
-            advice = "stop this process; what was not restored from it is lost"
+            found = "it was deleted, or moved to another file system"
+            found += "; another one is there" if is_other else ""
+            advice = "stop this process"
         else:
             found = "its path leads to another directory" if is_other else "its path leads nowhere"
             found += ": it was replaced, or a file system was mounted or unmounted there"

@@ -37,6 +37,12 @@ class Finding(Enum):
     """The run's directory, at the recorded location; or the record has no location."""
     MOVED = "moved"
     """The run's directory, at another location than the recorded one."""
+    DISPLACED = "displaced"
+    """Another directory with the run's record, and the recorded place does not have the run.
+
+    The run was moved to another file system or restored from a backup, or this is a copy of a run
+    that was deleted or renamed. The directory alone does not show which.
+    """
     COPY = "copy"
     """Another directory, with a copy of the run's record."""
 
@@ -61,6 +67,8 @@ def judge(
     if inodes_last:
         # Inode numbers are per file system. Of two directories with equal numbers (two mount
         # points, for example), the one at the recorded path is the original.
+        if found.inode != recorded.inode and other_inode is None:
+            return Finding.DISPLACED
         is_copy = found.inode != recorded.inode or other_inode == recorded.inode
     else:
         is_copy = found.path != recorded.path and other_inode is not None
@@ -82,13 +90,16 @@ def find(store: DurableStore, record: RunRecord, clock: Clock) -> Finding:
     )
 
 
-def settle(store: DurableStore, record: RunRecord, clock: Clock) -> RunRecord:
+def settle(store: DurableStore, record: RunRecord, finding: Finding, clock: Clock) -> RunRecord:
     """Return the record of the run in the store's directory, rewritten if it moved or is a copy.
+
+    A directory that is `DISPLACED` is settled as a copy; a caller that has proof of a move passes
+    `MOVED`.
 
     Raises:
         StorageError: the record cannot be written; the call may be repeated.
     """
-    finding, place = find(store, record, clock), store.home.recorded_place()
+    place = store.home.recorded_place()
     if finding is Finding.SAME or place is None:
         return record
     if finding is Finding.MOVED:

@@ -100,8 +100,17 @@ def check_same_run(durable: DurableStore, remote: DurableStore, run_id: str) -> 
             f"use {place} as the remote tier of {_place(durable)}: expected run {run_id}, found "
             f"run {record.run_id}"
         )
-    _check_common(durable, remote, set(attempt_numbers(durable)), set(attempt_numbers(remote)))
+    check_common(durable, remote)
     return record
+
+
+def check_common(durable: DurableStore, remote: DurableStore) -> None:
+    """Check that the newest attempt that both tiers have is the same one.
+
+    Raises:
+        NotARunError: the tiers were trained apart.
+    """
+    _check_common(durable, remote, set(attempt_numbers(durable)), set(attempt_numbers(remote)))
 
 
 def _check_common(
