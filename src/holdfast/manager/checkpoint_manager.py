@@ -741,6 +741,8 @@ class CheckpointManager:
             self._progress.stop_saving(STOPPED_BY[notice.kind](notice.reason))
         elif notice.kind == "warning":
             log.warning("agent: %s", notice.reason)
+        elif notice.kind == "information":
+            self._show(f"agent: {notice.reason}")
         elif notice.kind == "unknown" and notice.id is not None:
             report_unknown(self._session, self._progress, CheckpointId(*notice.id))
         else:
