@@ -26,6 +26,7 @@ class ArrayOutline:
     placement: Placement
     prng_impl: str | None
     scalar: bool
+    weak_type: bool = False
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
