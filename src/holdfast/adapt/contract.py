@@ -317,8 +317,6 @@ class Framework(Protocol):
     def restoration(self, spec: CheckpointSpec, request: RestoreRequest) -> Restoration:
         """Prepare a state as `request` describes it.
 
-        `request.like` may leave out objects that keep a state.
-
         Raises:
             StructureMismatchError: `like` differs from what was saved, outside of
                 `request.partial`; or `request.only` names a subtree that was not saved. The
