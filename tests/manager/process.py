@@ -223,7 +223,8 @@ def main() -> None:
         if todo.get("other_like") == rank:
             like["another"] = states.scalar(0)
         say(resuming=True)
-        start, state = manager.resume(like, step=todo.get("back_to"))
+        left_out = "position" if todo.get("values") else None
+        start, state = manager.resume(like, step=todo.get("back_to"), partial=left_out)
         report = manager.last_restore
         say(
             start=start,

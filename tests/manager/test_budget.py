@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from pathlib import Path
 
@@ -74,15 +75,15 @@ def test_for_the_best_goodput_it_waits_as_costs_and_failures_advise(tmp_path: Pa
         host.save(trainer, 0)
         clock.sleep(100_000)
         assert not is_wanted(host)
-        # A failure in five hours, and 2 s for a checkpoint: 267 s (Daly).
-        values[control_block.cost_cell(member.seat)] = int(2e9)
+        # A failure in five hours, and 0.05 s for a checkpoint: 42 s (Daly).
+        values[control_block.cost_cell(member.seat)] = int(0.05e9)
         assert is_wanted(host)
         (chosen,) = intervals(host.run, 1)
-        best = best_interval_secs(2.0, rate)
-        assert best == pytest.approx(267, abs=1)
+        best = best_interval_secs(0.05, rate)
+        assert best == pytest.approx(42, abs=1)
         assert chosen["interval_secs"] == pytest.approx(best, rel=1e-5)
         assert chosen["failures_per_hour"] == pytest.approx(0.2)
-        assert (chosen["tier"], chosen["cost_secs"]) == ("durable", 2.0)
+        assert (chosen["tier"], chosen["cost_secs"]) == ("durable", 0.05)
         # Of short steps: a cost is at least a hundredth of one.
         values[control_block.step_cell(member.seat)] = 1000
         host.save(trainer, 1000)
@@ -102,6 +103,35 @@ def test_for_the_best_goodput_it_waits_as_costs_and_failures_advise(tmp_path: Pa
         assert intervals(host.run, 3)[-1]["interval_secs"] == pytest.approx(100.0)
         clock.sleep(2)
         assert is_wanted(host)
+
+
+def test_a_cost_of_a_minute_lengthens_the_interval_by_a_checkpoint_at_a_time(
+    tmp_path: Path,
+) -> None:
+    clock = StepClock()
+    with in_process_host(tmp_path, clock=clock) as host:
+        host.start_agent()
+        trainer = host.attach()
+        policy = ContinuousCheckpointingPolicy(minimum_interval_secs=2, goodput="auto")
+        host.state.durable_policies = Policies(save=policy)
+        values = host.state.control.cells
+        (member,) = host.state.group.present if host.state.group else []
+        assert is_wanted(host)
+        for number, expected in enumerate((60, 120, 240, 480)):
+            values[control_block.step_cell(member.seat)] = number * 1000
+            host.save(trainer, number * 1000)
+            values[control_block.cost_cell(member.seat)] = int(62e9)
+            clock.sleep(expected - 1)
+            assert not is_wanted(host)
+            clock.sleep(2)
+            assert is_wanted(host)
+        lengths = [chosen["interval_secs"] for chosen in intervals(host.run, 4)]
+        assert lengths == [60, 120, 240, 480]
+        notices = asyncio.run(host.state.notices.after(0)).notices
+        (notice,) = [one for one in notices if one.kind == "information"]
+        assert notice.reason.startswith(
+            "checkpoints in the durable tier are now 480.0 s apart, 60.0 s before: one costs 62 s"
+        )
 
 
 def test_a_training_that_saves_for_the_best_goodput_chooses_an_interval(

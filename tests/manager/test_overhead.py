@@ -2,31 +2,46 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
+from itertools import chain
 
 import pytest
 
 from holdfast.agent.protocol import Sealed
 from holdfast.clock import SystemClock
 from holdfast.job.options import Options, RamTier
-from holdfast.manager.overhead import QUIET_COUNT_MIN, OverheadMeter, meter_for
+from holdfast.manager.overhead import OverheadMeter, meter_for
 from holdfast.manager.progress import Progress, Reach, SavesInFlight
 from holdfast.policy.preservation_policy import LatestN
 from holdfast.policy.save_decision_policy import ContinuousCheckpointingPolicy
+from holdfast.policy.step_cost import QUIET_COUNT_MIN
 from tests.attempts import checkpoint_id
+from tests.trust.in_process import StepClock
 
 
-def told(durations: list[tuple[float, bool]], begun_at: Collection[int] = ()) -> list[float]:
+def flight(accepted_count: int, *, is_going_on: bool, ended: float = math.inf) -> SavesInFlight:
+    """Saves, of which the last one ended as late as it may have."""
+    return SavesInFlight(accepted_count, is_going_on, ended)
+
+
+def told(
+    durations: list[tuple[float, bool]],
+    begun_at: Collection[int] = (),
+    ended_after_secs: float = math.inf,
+) -> list[float]:
     """What the meter says of steps of these durations, each with whether one is being saved.
 
     At the beginnings of the steps `begun_at` one was accepted, which may be over at their end.
+    What is over at the end of a step has ended so many seconds after its beginning.
     """
     meter, now, found = OverheadMeter(Reach.FINISHED), 100.0, []
-    meter.stepped(now, SavesInFlight(0, is_going_on=False))
+    meter.stepped(now, flight(0, is_going_on=False))
     for number, (secs, is_saving) in enumerate(durations):
-        now += secs
+        ended_secs, now = now + ended_after_secs, now + secs
         accepted_count = sum(at <= number for at in begun_at)
-        cost = meter.stepped(now, SavesInFlight(accepted_count, is_going_on=is_saving))
+        saving = flight(accepted_count, is_going_on=is_saving, ended=ended_secs)
+        cost = meter.stepped(now, saving)
         if cost is not None:
             found.append(cost)
     return found
@@ -57,23 +72,34 @@ def test_a_save_that_is_over_within_its_step_is_one() -> None:
 def test_a_save_of_which_no_step_counts_costs_nothing_that_is_known() -> None:
     meter = OverheadMeter(Reach.FINISHED)
     for number in range(QUIET_COUNT_MIN + 1):
-        meter.stepped(number * 0.1, SavesInFlight(0, is_going_on=False))
+        meter.stepped(number * 0.1, flight(0, is_going_on=False))
     meter.paused()
-    assert meter.stepped(100.0, SavesInFlight(1, is_going_on=False)) == 0.0
+    assert meter.stepped(100.0, flight(1, is_going_on=False)) == 0.0
 
 
 def test_one_slow_quiet_step_changes_nothing() -> None:
     assert told([*QUIET, (30.0, False), (0.1, True), (0.2, False)]) == [pytest.approx(0.1)]
 
 
-def test_one_save_beside_an_evaluation_is_outvoted() -> None:
-    save = [(0.1, True), (0.2, False)]
-    assert told([*QUIET, *save, *save, *save, (0.1, True), (60.0, False)])[-1] == pytest.approx(0.1)
+def test_a_slow_step_costs_no_more_than_the_save_within_it_took() -> None:
+    # A program is compiled again, or the input stalls, in the step whose save took 20 ms.
+    stall = [*QUIET, (6.1, False), (0.1, False)]
+    assert told(stall, [QUIET_COUNT_MIN], ended_after_secs=0.02) == [pytest.approx(0.02)]
+    long = [*QUIET, (0.1, True), (6.1, False)]
+    assert told(long, ended_after_secs=0.05) == [pytest.approx(0.05)]
 
 
-def test_the_first_save_counts_only_until_the_second() -> None:
-    first, later = [(0.1, True), (5.1, False)], [(0.1, True), (0.2, False)]
-    assert told([*QUIET, *first, *later]) == [pytest.approx(5.0), pytest.approx(0.1)]
+def test_slow_steps_during_a_few_saves_are_outvoted() -> None:
+    save, stall = [(0.1, True), (0.2, False)], [(0.1, True), (60.0, False)]
+    for saves in ([stall, save], [stall, stall, save], [*[save] * 3, stall], [stall, save, stall]):
+        assert told([*QUIET, *chain(*saves)])[-1] == pytest.approx(0.1)
+    # The first one, which creates files and pages, counts only until there are enough.
+    assert told([*QUIET, *stall, *stall, *save, *save])[-1] == pytest.approx(0.1)
+
+
+def test_what_most_saves_cost_counts() -> None:
+    save, free = [(0.1, True), (0.2, False)], [(0.1, True), (0.1, False)]
+    assert told([*QUIET, *free, *save, *save, *save])[-1] == pytest.approx(0.1)
 
 
 def test_a_save_that_costs_nothing_costs_nothing_less() -> None:
@@ -83,11 +109,11 @@ def test_a_save_that_costs_nothing_costs_nothing_less() -> None:
 def test_a_pause_is_no_step() -> None:
     meter = OverheadMeter(Reach.FINISHED)
     for number in range(QUIET_COUNT_MIN + 1):
-        meter.stepped(number * 0.1, SavesInFlight(0, is_going_on=False))
-    meter.stepped(1.0, SavesInFlight(1, is_going_on=True))
+        meter.stepped(number * 0.1, flight(0, is_going_on=False))
+    meter.stepped(1.0, flight(1, is_going_on=True))
     meter.paused()
-    assert meter.stepped(100.0, SavesInFlight(1, is_going_on=True)) is None
-    assert meter.stepped(100.1, SavesInFlight(1, is_going_on=False)) == pytest.approx(0.4)
+    assert meter.stepped(100.0, flight(1, is_going_on=True)) is None
+    assert meter.stepped(100.1, flight(1, is_going_on=False)) == pytest.approx(0.4)
 
 
 BUDGET, NONE = ContinuousCheckpointingPolicy(max_overhead=0.03), ContinuousCheckpointingPolicy()
@@ -121,6 +147,7 @@ def options(durable: ContinuousCheckpointingPolicy, ram: RamTier | None) -> Opti
     )
 
 
+REACHES = (Reach.SEALED, Reach.DURABLE, Reach.FINISHED)
 SEALED = Sealed(rank=0, id=(1, 0), part_count=1, tier="ram", durable=True)
 
 
@@ -128,7 +155,7 @@ def test_each_reach_sees_its_saves() -> None:
     progress, durable, in_ram = Progress(SystemClock()), checkpoint_id(1, 0), checkpoint_id(2, 0)
 
     def look() -> list[tuple[int, bool]]:
-        return [progress.saving(reach) for reach in (Reach.SEALED, Reach.DURABLE, Reach.FINISHED)]
+        return [progress.saving(reach)[:2] for reach in REACHES]
 
     progress.accept(durable, durable=True, by_step=True)
     assert look() == [(1, True), (1, True), (1, True)]
@@ -139,3 +166,33 @@ def test_each_reach_sees_its_saves() -> None:
     assert look() == [(2, True), (1, False), (2, True)]
     progress.seal(in_ram, SEALED)
     assert look() == [(2, False), (1, False), (2, False)]
+
+
+def test_each_reach_knows_when_its_last_save_ended() -> None:
+    clock = StepClock()
+    progress, durable, in_ram = Progress(clock), CheckpointId(1, 0), CheckpointId(2, 0)
+    began_secs = clock.monotonic()
+
+    def look() -> list[float]:
+        return [progress.saving(reach).ended_secs - began_secs for reach in REACHES]
+
+    assert look() == [-math.inf] * 3
+    progress.accept(durable, durable=True, by_step=True)
+    clock.sleep(1)
+    progress.seal(durable, SEALED)
+    assert look() == [1, -math.inf, -math.inf]
+    clock.sleep(1)
+    progress.finish(durable)
+    clock.sleep(1)
+    progress.finish(durable)
+    assert look() == [1, 2, 2]
+    progress.accept(in_ram, durable=False, by_step=True)
+    clock.sleep(1)
+    progress.seal(in_ram, SEALED)
+    assert look() == [4, 2, 4]
+    clock.sleep(1)
+    progress.finish(in_ram)
+    progress.accept(durable, durable=True, by_step=True)
+    clock.sleep(1)
+    progress.fail_save(durable, "no room")
+    assert look() == [6, 6, 6]

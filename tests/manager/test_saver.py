@@ -60,14 +60,19 @@ def test_an_error_of_memory_between_saves_does_not_end_the_savers_thread(
     assert (manager.restore(1)["w"] == 1).all()
 
 
-@pytest.mark.parametrize("name", ["_write", "_ask"])
-def test_an_error_of_memory_in_a_save_fails_it_and_the_next_one_works(
-    manager: holdfast.CheckpointManager, monkeypatch: pytest.MonkeyPatch, name: str
+@pytest.mark.parametrize(
+    ("name", "error"), [("_write", MemoryError), ("_ask", MemoryError), ("_write", SystemExit)]
+)
+def test_an_error_in_a_save_fails_it_and_the_next_one_works(
+    manager: holdfast.CheckpointManager,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    error: type[BaseException],
 ) -> None:
     wait_for_a_slot(manager)
 
     def failing(*arguments: object) -> None:
-        raise MemoryError
+        raise error
 
     with monkeypatch.context() as patched:
         patched.setattr(Saver, name, failing)
@@ -77,7 +82,7 @@ def test_an_error_of_memory_in_a_save_fails_it_and_the_next_one_works(
             manager.save(0, state(0))
             manager.wait_until_finished(30)
 
-        with pytest.raises(SaveFailedError, match=r"step 0.*MemoryError"):
+        with pytest.raises(SaveFailedError, match=rf"step 0.*{error.__name__}"):
             save_and_wait()
     assert manager.save(1, state(1))
     manager.wait_until_finished()

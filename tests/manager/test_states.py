@@ -288,7 +288,7 @@ def test_grain_iterators_of_shards_are_divided_anew_and_go_on_where_they_were(
         assert saving.save(4, {"data": data, "w": jnp.float32(3)})
         expected = {n: [next(i) for _ in range(5)] for n, i in data.iterators.items()}
     with manager(tmp_path / "run") as reading:
-        start, _ = reading.resume({"w": jnp.float32(0)})
+        start, _ = reading.resume({"w": jnp.float32(0)}, partial="data")
         (states,) = reading.process_values(start - 1)["data"]
     for numbers in ((0, 3), (1, 2)):
         share = Shards(*numbers)

@@ -9,8 +9,14 @@ from datetime import timedelta
 import pytest
 
 from holdfast.errors import InvalidArgumentError
-from holdfast.policy.best_interval import best_interval_secs, waste
-from holdfast.policy.interval_tuner import LONGEST_SECS, IntervalTuner, resolution_secs
+from holdfast.policy.best_interval import BUDGET_LONGEST_SECS, best_interval_secs, waste
+from holdfast.policy.interval_tuner import (
+    FREE_SECS,
+    LONGEST_SECS,
+    TOLD_FACTOR,
+    IntervalTuner,
+    resolution_secs,
+)
 from holdfast.policy.save_decision_policy import (
     AnySavePolicy,
     CheckpointInfo,
@@ -28,26 +34,82 @@ RATE = 1 / 7200
 AUTO = ContinuousCheckpointingPolicy(goodput="auto")
 
 
+def updated(
+    tuner: IntervalTuner,
+    cost_secs: float | None,
+    per_sec: float = RATE,
+    max_overhead: float | None = None,
+    *,
+    checkpoints: int = 1,
+    least_secs: float = 0.0,
+) -> bool:
+    """Whether the interval changes after so many more checkpoints of this cost."""
+    has_changed = False
+    for _ in range(checkpoints):
+        tuner_step = 0 if tuner._checkpoint is None else tuner._checkpoint.step + 1
+        has_changed |= tuner.update(
+            checkpoint=CheckpointInfo(tuner_step, at(0)),
+            cost_secs=cost_secs,
+            per_sec=per_sec,
+            max_overhead=max_overhead,
+            least_secs=least_secs,
+        )
+    return has_changed
+
+
 def tuned(cost_secs: float, per_sec: float = RATE, budget: float | None = None) -> float | None:
+    """The interval after as many checkpoints as it may take to grow."""
     tuner = IntervalTuner()
-    tuner.update(cost_secs=cost_secs, per_sec=per_sec, max_overhead=budget)
+    updated(tuner, cost_secs, per_sec, budget, checkpoints=10)
     return tuner.interval_secs
 
 
 def test_without_a_cost_there_is_no_interval_and_with_one_it_is_the_best() -> None:
     tuner = IntervalTuner()
-    assert not tuner.update(cost_secs=None, per_sec=RATE, max_overhead=None)
+    assert not updated(tuner, None)
     assert tuner.interval_secs is None
-    assert tuner.update(cost_secs=2.0, per_sec=RATE, max_overhead=None)
-    assert tuner.interval_secs == best_interval_secs(2.0, RATE)
-    assert tuner.interval_secs == pytest.approx(math.sqrt(2 * 2.0 / RATE), rel=0.02)
+    assert updated(tuner, 0.2)
+    assert tuner.interval_secs == best_interval_secs(0.2, RATE)
+    assert tuner.interval_secs == pytest.approx(math.sqrt(2 * 0.2 / RATE), rel=0.02)
+
+
+def test_beyond_a_minute_a_checkpoint_at_most_doubles_it() -> None:
+    tuner, rate = IntervalTuner(), 0.5 / 43_200
+    # A stall of a minute that was taken for the cost of the first checkpoint.
+    for _ in range(3):
+        tuner.update(checkpoint=None, cost_secs=62.0, per_sec=rate, max_overhead=None)
+    assert tuner.interval_secs == FREE_SECS
+    lengths = []
+    for _ in range(8):
+        updated(tuner, 62.0, rate)
+        assert not tuner.update(
+            checkpoint=tuner._checkpoint, cost_secs=62.0, per_sec=rate, max_overhead=None
+        )
+        lengths.append(tuner.interval_secs)
+    assert lengths[:5] == [120.0, 240.0, 480.0, 960.0, 1920.0]
+    assert lengths[5:] == [lengths[5]] * 3
+    # It is shortened at once.
+    assert updated(tuner, 0.1, rate)
+    assert tuner.interval_secs == best_interval_secs(0.1, rate)
+
+
+def test_only_a_large_change_is_reported_once() -> None:
+    tuner = IntervalTuner()
+    jumps = []
+    for cost_secs in (0.001, 0.003, 0.04, 0.041, 0.0001):
+        updated(tuner, cost_secs, checkpoints=3)
+        jumps.append(tuner.take_jump())
+    first, third = best_interval_secs(0.001, RATE), best_interval_secs(0.04, RATE)
+    assert third > TOLD_FACTOR * first
+    assert jumps == [None, None, first, None, third]
 
 
 def test_a_budget_makes_it_longer_and_nothing_makes_it_longer_than_an_hour() -> None:
     assert tuned(2.0, budget=0.001) == 2000.0
     assert tuned(2.0, budget=0.5) == tuned(2.0)
-    assert tuned(2.0, per_sec=1e-12) == LONGEST_SECS
+    assert tuned(200.0, per_sec=1e-12) == LONGEST_SECS
     assert tuned(100.0, per_sec=1e-12, budget=0.01) == 10_000.0
+    assert tuned(100.0, per_sec=1e-12, budget=0.0001) == BUDGET_LONGEST_SECS
 
 
 def test_a_cost_that_is_noise_makes_no_burst_of_checkpoints() -> None:
@@ -55,7 +117,7 @@ def test_a_cost_that_is_noise_makes_no_burst_of_checkpoints() -> None:
     tuner, rate = IntervalTuner(), 0.5 / 43_200
     for cost in (0.022, 0.0, 0.0025, 0.0):
         cost = max(cost, resolution_secs(0.045))
-        tuner.update(cost_secs=cost, per_sec=rate, max_overhead=None, least_secs=0.01)
+        updated(tuner, cost, rate, least_secs=0.01)
         assert tuner.interval_secs is not None
         assert tuner.interval_secs > 5
     assert resolution_secs(None) > 0
@@ -63,23 +125,23 @@ def test_a_cost_that_is_noise_makes_no_burst_of_checkpoints() -> None:
 
 def test_no_interval_is_shorter_than_a_checkpoint_takes_to_reach_the_tier() -> None:
     tuner = IntervalTuner()
-    tuner.update(cost_secs=0.001, per_sec=1.0, max_overhead=None, least_secs=20.0)
+    updated(tuner, 0.001, 1.0, least_secs=20.0)
     assert tuner.interval_secs == 20.0
 
 
 def test_noise_changes_nothing_and_a_real_change_does() -> None:
     tuner = IntervalTuner()
-    tuner.update(cost_secs=2.0, per_sec=RATE, max_overhead=0.05)
+    updated(tuner, 2.0, RATE, 0.05, checkpoints=10)
     chosen, chance = tuner.interval_secs, random.Random(1)
     for _ in range(500):
         factor = math.exp(chance.uniform(-0.7, 0.7))
-        assert not tuner.update(cost_secs=2.0 * factor, per_sec=RATE, max_overhead=0.05)
+        assert not updated(tuner, 2.0 * factor, RATE, 0.05)
     assert tuner.interval_secs == chosen
-    assert tuner.update(cost_secs=2.0, per_sec=20 * RATE, max_overhead=0.05)
+    assert updated(tuner, 2.0, 20 * RATE, 0.05)
     assert tuner.interval_secs is not None
     assert chosen is not None
-    assert tuner.interval_secs < chosen / 3
-    assert tuner.update(cost_secs=20.0, per_sec=20 * RATE, max_overhead=0.05)
+    assert tuner.interval_secs == chosen / 3
+    assert updated(tuner, 20.0, 20 * RATE, 0.05)
     assert tuner.interval_secs == pytest.approx(400.0)
 
 
@@ -87,7 +149,7 @@ def test_what_it_keeps_never_wastes_more_than_half_again_as_much_as_the_best() -
     chance, tuner = random.Random(2), IntervalTuner()
     for _ in range(2000):
         cost, rate = 10 ** chance.uniform(-2, 1.5), 1 / 10 ** chance.uniform(2.5, 5)
-        tuner.update(cost_secs=cost, per_sec=rate, max_overhead=None)
+        updated(tuner, cost, rate, checkpoints=10)
         assert tuner.interval_secs is not None
         best = min(best_interval_secs(cost, rate), LONGEST_SECS)
         assert waste(tuner.interval_secs, cost, 0, rate) <= 1.5 * waste(best, cost, 0, rate) + 1e-12

@@ -68,6 +68,12 @@ def test_states_of_several_processes_are_left_out_and_can_be_asked_for(tmp_path:
         assert run.restore(only="data") == {"data": [None, 7]}
         with pytest.raises(errors.StructureMismatchError, match=r"saved by 3 processes"):
             run.restore(like=state(0))
+        # However many processes there are, what is left out has to be named.
+        like = {"w": np.zeros(5, int), "data": [None, 0]}
+        with pytest.raises(errors.StructureMismatchError, match="eval: expected nothing") as raised:
+            run.restore(like=like)
+        assert "data/0: expected None, found object with a state" in str(raised.value)
+        assert run.restore(like=like, partial=["data/0", "eval"])["data"] == [None, 7]
 
 
 def test_states_of_one_process_are_restored(tmp_path: Path) -> None:

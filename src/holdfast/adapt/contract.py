@@ -26,6 +26,7 @@ class ArrayOutline:
     placement: Placement
     prng_impl: str | None
     scalar: bool
+    weak_type: bool = False
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
@@ -315,8 +316,6 @@ class Framework(Protocol):
 
     def restoration(self, spec: CheckpointSpec, request: RestoreRequest) -> Restoration:
         """Prepare a state as `request` describes it.
-
-        `request.like` may leave out objects that keep a state.
 
         Raises:
             StructureMismatchError: `like` differs from what was saved, outside of

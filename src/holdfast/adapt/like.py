@@ -225,9 +225,7 @@ class _Comparison:
         }
         saved |= {value.path: _type_of_value(decode_value(value.value)) for value in spec.values}
         given = dict(zip(like.paths, like.leaves, strict=True))
-        # States that are not asked for are left out: a job of another number of processes, which
-        # divides them anew, has to leave them out.
-        saved |= {path: "object with a state" for path in spec.process_values if path in given}
+        saved |= dict.fromkeys(spec.process_values, "object with a state")
         differences = {
             path: difference
             for path in dict.fromkeys([*given, *saved])

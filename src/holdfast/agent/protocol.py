@@ -279,7 +279,7 @@ class Notice(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         kind: for a checkpoint: protected, committed, preserved, failed, dropped, deleted, left
             behind (by ranks that went back to an earlier one), judge. Otherwise: fenced, gone,
-            warning, lost (the run's directory).
+            warning, information, lost (the run's directory).
         data: for `committed`: set if this agent wrote the commit; it then posts `preserved` once
             the preservation policy was applied or has failed. For `gone` and `fenced`: the group of
             the trainers. For `judge`: the checkpoints of the timeline after the commit `id`.

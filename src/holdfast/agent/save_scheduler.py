@@ -6,12 +6,14 @@ The policies are asked on the host that leads; a notice to stop counts on every 
 from __future__ import annotations
 
 import asyncio
+import logging
 from dataclasses import dataclass
 from datetime import datetime
 
 from holdfast.agent import control_block
 from holdfast.agent.coordinator import Coordinator
 from holdfast.agent.failure_history import read_history
+from holdfast.agent.protocol import Notice
 from holdfast.agent.state import AgentState
 from holdfast.coordination import inputs
 from holdfast.coordination.effects import Reached
@@ -28,6 +30,8 @@ AWAITED_SECS = 2.0
 POLL_SECS_MIN, POLL_SECS_MAX = 0.02, 0.1
 POLLS_PER_STEP = 8
 """How often the published steps are read per step: they change once a step, and reads cost time."""
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -204,21 +208,35 @@ class SaveScheduler:
             # Steps differ by chance, so that a checkpoint may seem to cost nothing.
             cost_secs = max(cost_secs, resolution_secs(self._pace.step_secs))
         has_changed = tuner.update(
+            checkpoint=self._last.get(kind),
             cost_secs=cost_secs,
             per_sec=per_sec,
             max_overhead=member.max_overhead,
             least_secs=(state.sealing_secs if is_ram else state.durable_secs) or 0.0,
         )
         if has_changed and tuner.interval_secs is not None:
-            state.events.write(
-                IntervalChosen(
-                    tier="ram" if is_ram else "durable",
-                    interval_secs=round(tuner.interval_secs, 6),
-                    cost_secs=round(cost_secs or 0.0, 6),
-                    failures_per_hour=round(per_sec * 3600, 6),
-                )
+            chosen = IntervalChosen(
+                tier="ram" if is_ram else "durable",
+                interval_secs=round(tuner.interval_secs, 6),
+                cost_secs=round(cost_secs or 0.0, 6),
+                failures_per_hour=round(per_sec * 3600, 6),
             )
+            state.events.write(chosen)
+            self._report_jump(tuner.take_jump(), chosen)
         return tuner.interval_secs
+
+    def _report_jump(self, before_secs: float | None, chosen: IntervalChosen) -> None:
+        """Report a large change of an interval in the agent's log and to the trainers."""
+        if before_secs is None:
+            return
+        text = (
+            f"checkpoints in {'RAM' if chosen.tier == 'ram' else 'the durable tier'} are now "
+            f"{chosen.interval_secs:.1f} s apart, {before_secs:.1f} s before: one costs "
+            f"{chosen.cost_secs:.3g} s of training, and {chosen.failures_per_hour:.3g} failures an "
+            "hour are expected"
+        )
+        log.info("%s", text)
+        self._state.notices.post(Notice(kind="information", reason=text))
 
     def _read_history(self) -> None:
         """Begin to count the failures before this agent's start; once, in the background."""

@@ -54,6 +54,7 @@ from holdfast.events.schema import (
     SaveRequested,
 )
 from holdfast.format.names import (
+    NO_AGE,
     CheckpointId,
     age_of,
 )
@@ -248,7 +249,7 @@ class Service:
         usable = sorted((c for c, one in listed.items() if one.is_whole or has_peers), key=age_of)
         outcomes = self._coordinator.node.held_outcomes()
         committed = [age_of(outcome.held.id) for outcome in outcomes if outcome.is_committed]
-        newest_committed = max(committed, default=(0, -1))
+        newest_committed = max(committed, default=NO_AGE)
         unsaved = [checkpoint for checkpoint in usable if age_of(checkpoint) > newest_committed]
         return unsaved or (usable[-1:] if self._state.group is not None else [])
 

@@ -84,7 +84,8 @@ class ArraySpec(msgspec.Struct, frozen=True, kw_only=True):
     `owners` is run-length encoded over the chunks in C order: (rank, number of chunks). Or it is
     the index of an earlier array whose owners are written out and equal; `owners_of` resolves it.
     `prng_impl` is set for typed PRNG keys, of which the key data (uint32) is stored.
-    `scalar` distinguishes a NumPy scalar from an array without axes.
+    `scalar` distinguishes a NumPy scalar from an array without axes. `weak_type` is set for JAX
+    arrays whose dtype gives way to that of other operands.
     """
 
     path: tuple[Key, ...]
@@ -94,6 +95,7 @@ class ArraySpec(msgspec.Struct, frozen=True, kw_only=True):
     owners: Owners | int
     prng_impl: str | None = None
     scalar: bool = False
+    weak_type: bool = False
 
     @property
     def name(self) -> str:

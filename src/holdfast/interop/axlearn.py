@@ -28,7 +28,6 @@ from holdfast.errors import (
     InvalidArgumentError,
     NotARunError,
     StepNotFoundError,
-    StructureMismatchError,
     UnsupportedLeafError,
 )
 from holdfast.policy.codec import BuiltIn
@@ -188,7 +187,6 @@ class Checkpointer(BaseCheckpointer):  # type: ignore[misc]
         newest = source.latest_step() if step is None else step
         if newest is None:
             return None, None
-        _check_iterators(source, newest, like)
         restored = source.restore(step, like=like)
         return source.last_restore.step, restored
 
@@ -289,21 +287,6 @@ def _like(leaf: Any) -> Any:
     placed = jax.sharding.NamedSharding(sharding.mesh, sharding.spec)
     dtype = np.dtype(getattr(leaf.dtype, "dtype", leaf.dtype))
     return jax.ShapeDtypeStruct(tuple(leaf.shape), dtype, sharding=placed)  # type: ignore[no-untyped-call]
-
-
-def _check_iterators(source: Any, step: int, like: Any) -> None:
-    """Raise if the checkpoint has iterators and `like` none, as the trainer expects."""
-    saved = set(source.process_values(step))
-    with_paths, _ = jax.tree_util.tree_flatten_with_path(like)
-    given = {
-        "/".join(str(getattr(key, "key", getattr(key, "name", key))) for key in path)
-        for path, _ in with_paths
-    }
-    missing = sorted(saved - given)
-    if missing:
-        raise StructureMismatchError(
-            f"restore step {step}: the state asked for lacks what was saved: {', '.join(missing)}"
-        )
 
 
 def _files_in(directory: str) -> list[str]:

@@ -602,5 +602,5 @@ def _check(
         )
     try:
         callback(result, user_context)
-    except Exception:
+    except BaseException:
         log.exception("checker: the callback failed")

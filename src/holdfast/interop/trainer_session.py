@@ -78,7 +78,7 @@ class TrainerSession:
                 ", ".join(differing),
             )
         wanted = {**state, **({} if differing else of_ranks)}
-        self._manager.resume(wanted, step=step, only=only)
+        self._manager.resume(wanted, step=step, only=only, partial=differing)
 
     def save(self, step: int, state: Mapping[str, Any], *, force: bool = False) -> bool:
         """Save the state after `step` if that is due; return whether it is saved."""

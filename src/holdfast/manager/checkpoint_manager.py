@@ -345,7 +345,7 @@ class CheckpointManager:
 
         Args:
             state: An initial state, which gives the structure, dtypes and sharding. Objects with a
-                state of their own are set in place; they may be left out.
+                state of their own are set in place.
             step: The step to go back to. None selects the newest checkpoint; if that is damaged,
                 older ones are tried, and each skipped one is logged and listed in `last_restore`.
             only: Path prefixes; only these are restored, the rest of `state` is returned as given.
@@ -400,12 +400,13 @@ class CheckpointManager:
             step: The step to read. None selects the newest checkpoint; if that is damaged, older
                 ones are tried, and each skipped one is logged and listed in `last_restore`.
             like: Arrays, ShapeDtypeStructs and values that give the structure and sharding, and for
-                NumPy arrays the byte order. Objects with a state of their own are set in place;
-                they may be left out. None reads nested dicts of NumPy arrays.
+                NumPy arrays the byte order. Objects with a state of their own are set in place.
+                None reads nested dicts of NumPy arrays.
             only: Path prefixes (`params`, `opt/0/mu`): only these arrays and values are read.
                 Leaves of `like` elsewhere are returned as given.
             partial: Path prefixes where leaves of `like` that the checkpoint lacks, or has in
-                another shape, are returned as given, and leaves that `like` lacks are ignored.
+                another shape, are returned as given, and leaves that `like` lacks are ignored,
+                objects with a state among them.
             cast: Convert arrays to the dtypes of `like`: floating-point to floating-point, integer
                 to integer.
 
@@ -742,6 +743,8 @@ class CheckpointManager:
             self._progress.stop_saving(STOPPED_BY[notice.kind](notice.reason))
         elif notice.kind == "warning":
             log.warning("agent: %s", notice.reason)
+        elif notice.kind == "information":
+            self._show(f"agent: {notice.reason}")
         elif notice.kind == "unknown" and notice.id is not None:
             report_unknown(self._session, self._progress, notice.id)
         else:

@@ -139,6 +139,7 @@ def specs_and_copies(
             owners=of_array,
             prng_impl=array.prng_impl,
             scalar=array.scalar,
+            weak_type=array.weak_type,
         )
         for array, placement, of_array in zip(
             outline.arrays, placements, shared(owners), strict=True

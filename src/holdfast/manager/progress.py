@@ -63,10 +63,17 @@ class Reach(Enum):
 
 
 class SavesInFlight(NamedTuple):
-    """The saves of one reach: how many were accepted so far, and whether one is in progress."""
+    """The saves of one reach.
+
+    Attributes:
+        accepted_count: How many were accepted so far.
+        is_going_on: Whether one is in progress.
+        ended_secs: When the last one ended, by the monotonic clock; `-inf`: none has ended.
+    """
 
     accepted_count: int
     is_going_on: bool
+    ended_secs: float
 
 
 @dataclass(slots=True)
@@ -90,6 +97,8 @@ class Progress:
         self._failures: deque[HoldfastError] = deque()
         self._accepted_count = 0
         self._durable_count = 0
+        self._ended_secs = dict.fromkeys(Reach, -math.inf)
+        """When the last save of each reach ended."""
         self.raised_at: int | None = None
         """The step at which drops were last raised: the caller may pass it to `save` again."""
         self._has_failed = False
@@ -140,7 +149,9 @@ class Progress:
             save = self._saves.get(checkpoint)
             if save is not None:
                 save.sealed = message
+                self._ended_secs[Reach.SEALED] = self._clock.monotonic()
                 if not save.is_durable_due:
+                    self._ended_secs[Reach.FINISHED] = self._clock.monotonic()
                     self._sealed[checkpoint] = self._saves.pop(checkpoint)
                     while len(self._sealed) > SEALED_MAX:
                         del self._sealed[next(iter(self._sealed))]
@@ -169,10 +180,27 @@ class Progress:
     def finish(self, checkpoint: CheckpointId) -> None:
         """Remove a save that is durable, or that ended without a loss."""
         with self._changed:
-            save = self._saves.pop(checkpoint, None) or self._sealed.pop(checkpoint, None)
+            save = self._remove(checkpoint)
             if save is not None:
                 self._has_warned_failure = False
             self._changed.notify_all()
+
+    def _remove(self, checkpoint: CheckpointId) -> _Save | None:
+        """Remove a save that has ended; None if it is not tracked."""
+        save = self._saves.pop(checkpoint, None)
+        if save is None:
+            return self._sealed.pop(checkpoint, None)
+        for reach in Reach:
+            if self._counts(save, reach):
+                self._ended_secs[reach] = self._clock.monotonic()
+        return save
+
+    @staticmethod
+    def _counts(save: _Save, reach: Reach) -> bool:
+        """Return whether a save that has not ended is in progress for that reach."""
+        if reach is Reach.SEALED:
+            return save.sealed is None
+        return save.is_durable_due or reach is Reach.FINISHED
 
     def _await_preservation(self, checkpoint: CheckpointId) -> None:
         """Expect this host's agent, which has committed it, to report its preservation."""
@@ -231,7 +259,7 @@ class Progress:
     def drop(self, checkpoint: CheckpointId, reason: str) -> None:
         """End a dropped save, which fails unless a newer checkpoint replaces it in time."""
         with self._changed:
-            save = self._saves.pop(checkpoint, None) or self._sealed.pop(checkpoint, None)
+            save = self._remove(checkpoint)
             if save is not None:
                 self._log_drop(checkpoint, reason, save)
                 self._drops.add_drop(
@@ -270,7 +298,7 @@ class Progress:
 
     def _fail_save(self, checkpoint: CheckpointId, reason: str, outcome: str, brief: str) -> None:
         with self._changed:
-            save = self._saves.pop(checkpoint, None) or self._sealed.pop(checkpoint, None)
+            save = self._remove(checkpoint)
             if save is not None:
                 message = (
                     f"save step {checkpoint.step}: {outcome}: {reason}. Training may continue; "
@@ -417,16 +445,9 @@ class Progress:
     def saving(self, reach: Reach) -> SavesInFlight:
         """Return the saves of that reach."""
         with self._changed:
-            saves = self._saves.values()
-            if reach is Reach.SEALED:
-                return SavesInFlight(
-                    self._accepted_count, any(save.sealed is None for save in saves)
-                )
-            if reach is Reach.DURABLE:
-                return SavesInFlight(
-                    self._durable_count, any(save.is_durable_due for save in saves)
-                )
-            return SavesInFlight(self._accepted_count, bool(saves))
+            count = self._durable_count if reach is Reach.DURABLE else self._accepted_count
+            is_going_on = any(self._counts(save, reach) for save in self._saves.values())
+            return SavesInFlight(count, is_going_on, self._ended_secs[reach])
 
     def is_becoming_durable(self, checkpoint: CheckpointId) -> bool:
         """Return whether a save of it for the durable tier is in progress."""

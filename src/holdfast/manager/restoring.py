@@ -186,7 +186,7 @@ def restore_newest(
                 tried is None or tried.error is None, tried.id if tried is not None else None
             )
         if good and tried is not None:
-            return _finish(tried, request, rounds, skipped, clock.monotonic() - started)
+            return _finish(tried, rounds, skipped, clock.monotonic() - started)
         if tried is None:
             if skipped:
                 raise CheckpointDamagedError(
@@ -270,7 +270,7 @@ def restore_step(
         raise tried.error
     if not good:
         raise CheckpointDamagedError(f"restore step {step}: another process could not read it")
-    return _finish(tried, request, rounds, [], clock.monotonic() - started)
+    return _finish(tried, rounds, [], clock.monotonic() - started)
 
 
 def _try(
@@ -329,14 +329,14 @@ def _check_processes(sources: CheckpointSources, paths: Sequence[Path], rounds: 
         raise StructureMismatchError(
             f"restore step {step}: {len(paths)} objects with a state "
             f"({', '.join(map(path_name, paths[:5]))}) were saved by {len(sources.parts)} "
-            f"processes, this job has {rounds.count}. Restore a state without these objects, and "
-            f"divide among them the states that process_values({step}) returns"
+            f"processes, this job has {rounds.count}. Restore a state without these objects, with "
+            "their names as partial=..., and divide among them the states that "
+            f"process_values({step}) returns"
         )
 
 
 def _finish(
     tried: _Try,
-    request: RestoreRequest,
     rounds: Rounds,
     skipped: list[tuple[int, int, str]],
     seconds: float,
@@ -360,7 +360,7 @@ def _finish(
         sources=dict(tried.tally.bytes_by_tier),
         skipped=tuple(skipped),
         passed_over=tuple(tried.tally.passed_over),
-        left_out=_left_out(tried.sources, tried.restoration.process_values, request, rounds),
+        left_out=_left_out(tried.sources, tried.restoration.process_values),
         kept=tuple(map(path_name, tried.restoration.kept)),
         seconds=round(seconds, 4),
         shared=tried.tally.shared_bytes,
@@ -370,18 +370,5 @@ def _finish(
     return RestoredState(state, report, tried.id, tried.is_newest)
 
 
-def _left_out(
-    sources: CheckpointSources, taken: Sequence[Path], request: RestoreRequest, rounds: Rounds
-) -> tuple[str, ...]:
-    paths = [p for p in sources.spec.process_values if p not in set(taken)]
-    unexpected = [path_name(p) for p in paths if not request.partial.covers(p)]
-    if unexpected and len(sources.parts) == rounds.count and request.only is None:
-        # With another number of processes they must be left out; here it may be an oversight.
-        log.warning(
-            "step %d is restored without the states of %s, which the requested state leaves out; "
-            "process_values(%d) returns them",
-            sources.id.step,
-            ", ".join(unexpected[:5]),
-            sources.id.step,
-        )
-    return tuple(map(path_name, paths))
+def _left_out(sources: CheckpointSources, taken: Sequence[Path]) -> tuple[str, ...]:
+    return tuple(path_name(p) for p in sources.spec.process_values if p not in set(taken))

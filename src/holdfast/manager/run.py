@@ -168,7 +168,7 @@ class Run:
                 are.
             partial: path prefixes where `like` may have leaves that the checkpoint lacks or has in
                 another shape, which come back as they are, and the checkpoint leaves that `like`
-                lacks, which are ignored; `.` is the whole tree.
+                lacks, which are ignored, states of objects among them; `.` is the whole tree.
             cast: convert arrays to the dtypes of `like`: floating-point among each other, integers
                 among each other.
             framework: `jax`, `torch` or `numpy`: whose arrays the result has where there is no

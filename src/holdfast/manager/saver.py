@@ -359,19 +359,19 @@ class Saver:
         return self._waiting is not None or bool(self._skipped) or is_wanted
 
     def _do(self, request: SaveRequest) -> None:
-        # This is the top of a thread: every error of a save becomes its failure, which the training
-        # thread raises once.
+        # This is the top of a thread, which also runs code of the state's own classes: every error
+        # of a save becomes its failure, which the training thread raises once.
         self._copying, self._next_copies, self._next_slot = (), (), None
         tier = None
         try:
             tier = self._save(request)
-        except Exception as error:
+        except BaseException as error:
             log.debug("save %s failed", request.plan.id, exc_info=True)
             self._fail(request, error)
         try:
             self._end_copies(request, is_in_ram=tier == "ram")
             self._next_slot, self._pin = self._slot_after(request), request.snapshot.pin
-        except Exception as error:
+        except BaseException as error:
             # The save has ended, and replicas and the next slot only make things faster.
             log.debug("after the save of step %d: %r", request.plan.id.step, error)
         finally:
@@ -632,7 +632,7 @@ class Saver:
         )
         self._ask("abandoned", message, protocol.Empty)
 
-    def _fail(self, request: SaveRequest, error: Exception) -> None:
+    def _fail(self, request: SaveRequest, error: BaseException) -> None:
         reason = request.interruption or f"{type(error).__name__}: {error}"
         if isinstance(error, AgentUnavailableError):
             # No agent can be notified; the next one detects an incomplete part by itself.

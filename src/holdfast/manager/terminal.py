@@ -4,8 +4,8 @@
 handlers of its own sees each line once, through them: its configuration decides what is shown,
 unless `HOLDFAST_LOG` is set, which then sets the level of the logger `holdfast`.
 
-Rule for the lines: at `info` there is one for an opening, a restore, a preemption, a fallback and
-an agent that stays behind, and none for a save.
+Rule for the lines: at `info` there is one for an opening, a restore, a preemption, a fallback, a
+large change of an interval, and an agent that stays behind, and none for a save.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -142,10 +143,13 @@ class UserPolicyThread:
         except HoldfastError as error:
             log.warning("evaluating the user's policies failed: %s", error)
             self._on_error(error)
-        except Exception as error:
-            # The user's code runs here, so any exception is possible; the trainer raises it.
+        except BaseException as error:
+            # The user's code runs here, so any exception is possible, `sys.exit` and a cancelled
+            # task among them; the trainer raises it, and the thread continues.
+            self._on_error(
+                HoldfastError(f"evaluate the user's policies: one raised {_text(error)}")
+            )
             log.warning("a user's policy failed", exc_info=True)
-            self._on_error(HoldfastError(f"evaluate the user's policies: one raised {error!r}"))
         if self._unanswered is not None:
             # If the policy fails, all checkpoints are kept. The agent is answered only after the
             # error is queued, so that a wait for preservation raises it.
@@ -193,6 +197,11 @@ class UserPolicyThread:
             if is_kept
         )
         self._session.call("judged", protocol.Judged(newest=asked.id, keep=ids), protocol.Empty)
+
+
+def _text(error: BaseException) -> str:
+    """Return class and text of an error, which may be unable to make its text."""
+    return "".join(traceback.format_exception_only(error)).strip()
 
 
 def _info(entry: Mapping[str, Any]) -> CheckpointInfo:

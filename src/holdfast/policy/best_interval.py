@@ -11,6 +11,8 @@ import math
 FACTOR_MIN = 1.5
 """A change is worth it beyond this factor of the least waste: half or double the best interval
 wastes 1.25 times as much."""
+BUDGET_LONGEST_SECS = 86_400.0
+"""No interval is longer, whatever a budget demands."""
 _HALVINGS = 200
 
 
@@ -37,6 +39,11 @@ def best_interval_secs(cost_secs: float, per_sec: float) -> float:
         middle = (low + high) / 2
         low, high = (middle, high) if slope(middle) < 0 else (low, middle)
     return (low + high) / 2
+
+
+def budget_interval_secs(cost_secs: float, max_overhead: float) -> float:
+    """Return the interval at which checkpoints cost the share `max_overhead` of the time."""
+    return min(cost_secs / max_overhead, BUDGET_LONGEST_SECS)
 
 
 def waste(interval_secs: float, cost_secs: float, secs: float, per_sec: float) -> float:

@@ -16,6 +16,7 @@ import msgspec
 from msgspec.structs import force_setattr
 
 from holdfast.policy import arguments, codec
+from holdfast.policy.best_interval import budget_interval_secs
 from holdfast.policy.contexts import CheckpointInfo as CheckpointInfo
 from holdfast.policy.contexts import SaveContext as SaveContext
 
@@ -50,13 +51,14 @@ class ContinuousCheckpointingPolicy(codec.BuiltIn, frozen=True):
 
     With a budget the cost of checkpoints is measured: how much longer steps take while one is being
     saved in this tier. Checkpoints are spaced so that the cost is at most the given share of the
-    training time. After the first one the next waits until the cost is known, which takes a few
-    steps.
+    training time, a day apart at most. After the first one the next waits until the cost is known,
+    which takes a few steps.
 
     With `goodput="auto"` the interval is the one that wastes least: it follows from the measured
     cost, and from the failures of the run so far. It changes only where the present one wastes more
-    than 1.5 times as much, and never spends more than `max_overhead`. Until the first cost is known
-    it behaves as with a budget. See docs/goodput.md.
+    than 1.5 times as much, and never spends more than `max_overhead`. Beyond a minute, a checkpoint
+    at most doubles it; it is an hour at most, unless the budget demands more. Until the first cost
+    is known it behaves as with a budget. See docs/goodput.md.
 
     Args:
         minimum_interval_secs: the minimum time between checkpoints; None: no minimum.
@@ -114,7 +116,9 @@ class ContinuousCheckpointingPolicy(codec.BuiltIn, frozen=True):
             return None if advised_secs is None else max(least_secs, advised_secs)
         if self.max_overhead is None:
             return least_secs
-        return None if cost_secs is None else max(least_secs, cost_secs / self.max_overhead)
+        if cost_secs is None:
+            return None
+        return max(least_secs, budget_interval_secs(cost_secs, self.max_overhead))
 
 
 @final

@@ -81,6 +81,11 @@ def check_usable(
             )
 
 
+def is_weak(leaf: Any) -> bool:
+    """Return whether an array, or a stand-in for one, is weakly typed, as a Python number is."""
+    return bool(getattr(leaf, "weak_type", False))
+
+
 def key_impl_name(leaf: Any) -> str:
     """Return the name of the implementation of typed PRNG keys."""
     return internals.key_impl_name(leaf.dtype)

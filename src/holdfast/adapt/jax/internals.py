@@ -36,6 +36,24 @@ def device_layout(array: jax.Array) -> DeviceLayout | None:
     return DeviceLayout(tuple(found.major_to_minor), tuple(tiling or ()))
 
 
+def weakly_typed(array: jax.Array) -> jax.Array:
+    """Return a weakly typed array of the same elements, in the same memory.
+
+    JAX has no public function that makes one of given bytes.
+    """
+    from jax._src.array import ArrayImpl
+
+    strong: Any = array
+    weak: jax.Array = ArrayImpl(
+        strong.aval.update(weak_type=True),
+        strong.sharding,
+        strong._arrays,
+        committed=strong.committed,
+        _skip_checks=True,
+    )
+    return weak
+
+
 def key_impl_name(dtype: Any) -> str:
     """Return the name of the implementation of typed PRNG keys of a dtype."""
     # A ShapeDtypeStruct has no values to query; its dtype contains the name.
@@ -78,6 +96,16 @@ def _layout_attribute() -> object:
     return kind.format if hasattr(kind, "format") else kind.layout
 
 
+def _weak_types() -> None:
+    from jax._src.array import ArrayImpl
+
+    kind: Any = ArrayImpl
+    abstract: Any = jax.core.ShapedArray((), jax.numpy.float32)
+    if not (hasattr(kind, "weak_type") and hasattr(kind, "_arrays")):
+        raise AttributeError("ArrayImpl has no weak_type or no _arrays")
+    abstract.update(weak_type=True)
+
+
 def _tree_nodes() -> None:
     structure: Any = jax.tree_util.tree_structure([0])
     structure.node_data()
@@ -93,6 +121,7 @@ _USES: tuple[tuple[str, Callable[[], object]], ...] = (
     ("the name in the dtype of typed PRNG keys", lambda: key_impl_name(_key_dtype())),
     ("jax.errors.JaxRuntimeError", lambda: jax.errors.JaxRuntimeError),
     ("jax.Array.format", _layout_attribute),
+    ("jax.Array.weak_type and what sets it", _weak_types),
     (
         "jax.tree_util's PyTreeDef.node_data and children",
         _tree_nodes,

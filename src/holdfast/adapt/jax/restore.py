@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from holdfast.adapt.contract import RestoreRequest
-from holdfast.adapt.jax import arrays
+from holdfast.adapt.jax import arrays, internals
 from holdfast.adapt.jax.arrays import check_usable
 from holdfast.adapt.jax.tree import flatten
 from holdfast.adapt.like import ArrayType, LikeRestoration, LikeState
@@ -44,8 +44,7 @@ def whole_array(array: np.ndarray, spec: ArraySpec) -> Any:
     """
     check_fits_jax(array, spec)
     # A copy: JAX may otherwise use the memory, which belongs to the reader.
-    made: Any = jax.device_put(np.array(array))
-    return jax.random.wrap_key_data(made, impl=spec.prng_impl) if spec.prng_impl else made
+    return _typed(jax.device_put(np.array(array)), spec)
 
 
 def check_fits_jax(array: np.ndarray, spec: ArraySpec) -> None:
@@ -91,11 +90,23 @@ class JaxArrayLeaves:
         }
 
     def assemble_array(self, leaf: Any, array: ArraySpec, buffers: dict[Region, np.ndarray]) -> Any:
-        made = arrays.assembled(array.shape, _stored_like(leaf, array), buffers)
-        return jax.random.wrap_key_data(made, impl=array.prng_impl) if array.prng_impl else made
+        return _typed(arrays.assembled(array.shape, _stored_like(leaf, array), buffers), array)
 
     def complete_arrays(self) -> None:
         """Do nothing: the arrays are complete."""
+
+
+def _typed(made: jax.Array, spec: ArraySpec) -> jax.Array:
+    """Return an array of stored elements as what was saved: typed keys, or a weakly typed array.
+
+    The weak type is the checkpoint's and not that of the state asked for: a step returns what it
+    was given, so the training goes on with the types that it had. What was cast has a strong type.
+    """
+    if spec.prng_impl is not None:
+        keys: jax.Array = jax.random.wrap_key_data(made, impl=spec.prng_impl)
+        return keys
+    is_cast = dtype_name(np.dtype(made.dtype)) != spec.dtype
+    return internals.weakly_typed(made) if spec.weak_type and not is_cast else made
 
 
 def _stored_like(leaf: Any, array: ArraySpec) -> Any:

@@ -77,7 +77,9 @@ class JaxFramework:
 
 
 def _signature(leaf: Any) -> Any:
-    return (leaf.shape, leaf.dtype, leaf.sharding) if isinstance(leaf, jax.Array) else None
+    if not isinstance(leaf, jax.Array):
+        return None
+    return leaf.shape, leaf.dtype, leaf.sharding, jax_arrays.is_weak(leaf)
 
 
 def _array_outline(leaf: Any, path: Path) -> ArrayOutline | None:
@@ -86,7 +88,13 @@ def _array_outline(leaf: Any, path: Path) -> ArrayOutline | None:
     stored = jax.random.key_data(leaf) if jax_arrays.is_key(leaf) else leaf
     impl = jax_arrays.key_impl_name(leaf) if stored is not leaf else None
     placed = jax_arrays.placement(stored, path)
-    return ArrayOutline(path=path, placement=placed, prng_impl=impl, scalar=False)
+    return ArrayOutline(
+        path=path,
+        placement=placed,
+        prng_impl=impl,
+        scalar=False,
+        weak_type=jax_arrays.is_weak(leaf),
+    )
 
 
 class _JaxSnapshot:
