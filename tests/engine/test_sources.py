@@ -221,16 +221,16 @@ def test_parts_that_the_next_commit_removes_are_readable_in_ram_alone(
 
     def at(step: int, attempt: int) -> Made:
         return Made(
-            id=CheckpointId(step, attempt), part_count=2, arrays=made.arrays, specs=made.specs
+            id=checkpoint_id(step, attempt), part_count=2, arrays=made.arrays, specs=made.specs
         )
 
     for one in (at(10, 1), at(20, 1), at(30, 2), at(40, 1)):
         one.write(durable)
     at(30, 1).save(durable)
     # Later than every commit, or of a newer attempt than those: an opening finishes them.
-    unfinished = [CheckpointId(30, 2), CheckpointId(40, 1)]
-    assert readable(listings(durable)) == [CheckpointId(30, 1), *unfinished]
+    unfinished = [checkpoint_id(30, 2), checkpoint_id(40)]
+    assert readable(listings(durable)) == [checkpoint_id(30), *unfinished]
     at(20, 1).write(memory)
-    assert CheckpointId(20, 1) in readable(listings(memory, durable))
+    assert checkpoint_id(20) in readable(listings(memory, durable))
     at(40, 2).save(durable)
-    assert readable(listings(durable)) == [CheckpointId(30, 1), CheckpointId(40, 2)]
+    assert readable(listings(durable)) == [checkpoint_id(30), checkpoint_id(40, 2)]

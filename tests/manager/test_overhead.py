@@ -170,7 +170,7 @@ def test_each_reach_sees_its_saves() -> None:
 
 def test_each_reach_knows_when_its_last_save_ended() -> None:
     clock = StepClock()
-    progress, durable, in_ram = Progress(clock), CheckpointId(1, 0), CheckpointId(2, 0)
+    progress, durable, in_ram = Progress(clock), checkpoint_id(1, 0), checkpoint_id(2, 0)
     began_secs = clock.monotonic()
 
     def look() -> list[float]:
