@@ -33,7 +33,8 @@ from holdfast.coordination.replica_placement import (
 )
 from holdfast.coordination.restart_point import choose_checkpoint, limits_after
 from holdfast.errors import InvalidArgumentError
-from tests.attempts import checkpoint_id
+from holdfast.format.names import AttemptId
+from tests.attempts import attempt_id, checkpoint_id
 
 
 @given(st.sets(st.integers(0, 300)))
@@ -119,7 +120,7 @@ def test_durable_parts_survive_every_loss() -> None:
 
 
 def test_what_is_due_keeps_its_ram_on_a_host_that_was_silent_for_a_while() -> None:
-    table = CheckpointTable(1, {})
+    table = CheckpointTable(attempt_id(1), {})
     table.required, table.may_recycle, table.preserved = 1, True, frozenset()
     table.domains["a"] = "a"
     older, newer = (
@@ -167,14 +168,16 @@ def state(*held: tuple[int, int, int, set[int]]) -> HostState:
     )
 
 
-def listing(limits: dict[int, int], **more: object) -> DurableListed:
+def listing(limits: dict[AttemptId, int], **more: object) -> DurableListed:
     fields: dict[str, object] = {"committed": frozenset(), "parts": {}, **more}
     return DurableListed(newest_attempt=max(limits), leader="a", limits=limits, **fields)  # type: ignore[arg-type]
 
 
 def test_the_newest_whole_checkpoint_of_ram_peers_and_the_durable_tier_is_chosen() -> None:
     whole = checkpoint_id(30)
-    durable = listing({1: 10**15}, parts={whole: Listed(part_count=3, ranks=frozenset({2}))})
+    durable = listing(
+        {attempt_id(1): 10**15}, parts={whole: Listed(part_count=3, ranks=frozenset({2}))}
+    )
     states = [state((30, 1, 3, {0}), (40, 1, 3, {0})), state((30, 1, 3, {1}), (40, 1, 3, {1}))]
     assert choose_checkpoint(states, durable) == whole
     assert choose_checkpoint(states[:1], durable) is None
@@ -182,20 +185,20 @@ def test_the_newest_whole_checkpoint_of_ram_peers_and_the_durable_tier_is_chosen
 
 def test_parts_of_two_part_counts_are_never_put_together() -> None:
     states = [state((30, 1, 2, {0})), state((30, 1, 3, {1, 2}))]
-    assert choose_checkpoint(states, listing({1: 10**15})) is None
+    assert choose_checkpoint(states, listing({attempt_id(1): 10**15})) is None
 
 
 def test_what_lies_off_the_timeline_is_not_chosen() -> None:
     states = [state((70, 1, 1, {0}), (50, 1, 1, {0}))]
-    limits = limits_after({1: 10**15}, 2, checkpoint_id(50), 10**15)
-    assert limits == {1: 50, 2: 10**15}
+    limits = limits_after({attempt_id(1): 10**15}, attempt_id(2), checkpoint_id(50), 10**15)
+    assert limits == {attempt_id(1): 50, attempt_id(2): 10**15}
     assert choose_checkpoint(states, listing(limits)) == checkpoint_id(50)
 
 
 def a_report(**changes: object) -> Report:
     report = Report(
         run="run",
-        attempt=3,
+        attempt=attempt_id(3),
         incarnation=1,
         seq=1,
         version=1,
@@ -229,7 +232,7 @@ BAD = {
     "a billion ranks": encode_message(
         Orders(
             run="run",
-            attempt=3,
+            attempt=attempt_id(3),
             group="g",
             term=0,
             incarnation=1,
@@ -270,7 +273,7 @@ def test_spoilt_messages_are_refused_or_are_messages() -> None:
 
 
 def test_a_share_that_failed_after_a_leader_before_had_begun_it_anew_counts_as_failed() -> None:
-    table = CheckpointTable(2, {})
+    table = CheckpointTable(attempt_id(2), {})
     table.required, table.may_recycle, table.preserved = 1, True, frozenset()
     table.domains["a"] = table.domains["b"] = "d"
     step = checkpoint_id(10)

@@ -11,7 +11,7 @@ from holdfast.coordination.messages import CheckpointStatus, TargetKind
 from holdfast.coordination.rank_group import RankGroup
 from holdfast.coordination.settings import LEASE_SECS, TRIES_MAX, Settings
 from holdfast.coordination.turn import AgentIdentity, Turn
-from holdfast.format.names import CheckpointId
+from holdfast.format.names import NO_ATTEMPT, CheckpointId
 from tests.coordination.cases import make, reached, running, until
 from tests.coordination.world import World
 
@@ -91,7 +91,7 @@ def test_a_host_that_reports_late_and_a_lost_one_cost_nothing_that_was_protected
     assert list(world.storage.attempts) == [1]
     world.network.cut -= pairs
     until(world, lambda: job.is_running)
-    assert world.storage.attempts[2].origin == (newest.step, newest.attempt)
+    assert world.storage.attempts[2].origin == newest
     assert not any(host.given_up for host in world.hosts.values())
 
 
@@ -169,7 +169,7 @@ def test_a_lost_host_is_taken_over_once_its_lease_has_run_out(since_secs: float)
         return
     assert LEASE_SECS - 10 < waited_secs + since_secs < LEASE_SECS + FAST_SECS
     (told,) = awaited
-    assert (told.attempt, told.host) == (1, "h0000")
+    assert (told.attempt.number, told.host) == (1, "h0000")
     assert told.secs == pytest.approx(LEASE_SECS - since_secs, abs=10)
 
 
@@ -233,7 +233,7 @@ def test_a_host_that_stood_still_is_taken_over_and_can_do_nothing_when_it_goes_o
         world.run(world.now + 5)
     assert not first.living
     late = set(world.storage.manifests) - committed
-    assert not any(checkpoint.attempt == 1 for checkpoint in late)
+    assert not any(checkpoint.attempt.number == 1 for checkpoint in late)
 
 
 def test_an_agent_that_returns_to_its_trainers_renews_their_lease() -> None:
@@ -274,7 +274,9 @@ def test_a_late_failure_of_another_listing_neither_repeats_a_begin_nor_refuses_i
 
     assert effects_at(0.0) == [ListDurable()]
     start.listed_durable(
-        DurableListed(newest_attempt=0, leader="", limits={}, committed=frozenset(), parts={})
+        DurableListed(
+            newest_attempt=NO_ATTEMPT, leader="", limits={}, committed=frozenset(), parts={}
+        )
     )
     (begin,) = effects_at(1.0)
     assert isinstance(begin, BeginAttempt)
