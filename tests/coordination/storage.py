@@ -66,12 +66,21 @@ class Storage:
         self.manifests.pop(checkpoint, None)
         self.parts.pop(checkpoint, None)
 
+    def put_back(self, number: int) -> None:
+        """Lose all attempts after that number, as if an old copy were put in the run's place."""
+        for records in (self.attempts, self.leases):
+            for lost in [lost for lost in records if lost > number]:
+                del records[lost]
+        for checkpoint in {*self.manifests, *self.parts}:
+            if checkpoint.attempt.number > number:
+                self.remove(checkpoint)
+
     def is_whole(self, checkpoint: CheckpointId) -> bool:
         return len(self.parts.get(checkpoint, ())) == self.part_counts[checkpoint]
 
     def forbids(self, checkpoint: CheckpointId) -> AttemptId:
         """Return the attempt that fences `checkpoint`, as `check_not_fenced` does."""
-        if self.newest == checkpoint.attempt or self.on_timeline(checkpoint):
+        if self.newest.number == checkpoint.attempt.number or self.on_timeline(checkpoint):
             return NO_ATTEMPT
         return self.newest
 
