@@ -88,7 +88,7 @@ def warnings_of_holdfast() -> Iterator[list[str]]:
         logger.removeHandler(listener)
 
 
-NEWEST_COPY = f"{NEWEST.attempt:09d}.copy.json"
+NEWEST_COPY = f"{NEWEST.attempt.number:09d}.copy.json"
 
 
 def restore(run: DamagedRun, view: str, rank: int) -> Answer:

@@ -38,11 +38,11 @@ def test_a_new_agent_adopts_and_a_new_trainer_goes_on(tmp_path: Path) -> None:
         host.kill_trainer(trainer)
         host.start_agent()
         host.settle()
-        assert host.stores()[1].get(manifest_key(checkpoint_id(7)))
+        assert host.stores()[1].get(manifest_key(host.real(7, 1)))
         trainer = host.attach()
-        assert trainer.place.origin == (7, 1)
-        assert trainer.attempt == 2
+        assert trainer.place.origin == host.real(7, 1)
+        assert trainer.attempt.number == 2
         host.branch(trainer, None)
         host.save(trainer, 3)
         host.settle()
-        assert host.look().timeline == (checkpoint_id(3, 3),)
+        assert host.look().timeline == (host.real(3, 3),)

@@ -237,7 +237,7 @@ def test_opening_and_restoring_takes_12_requests_with_5000_checkpoints(ranks: in
         view = newest_view_of([bucket], bucket, listing_of_agent(host, again))
         assert view.timeline[-1] == newest
         assert view.sources(newest).id == newest
-        assert again.place.origin == (newest.step, newest.attempt)
+        assert again.place.origin == newest
         found = server.requests - before
     assert found == {
         # The attempts, the newest manifests, and the objects of the newest checkpoint.
@@ -307,7 +307,7 @@ def requests_of_two_tiers(count: int) -> tuple[Counter[str], Counter[str]]:
         assert other is not None
         view = newest_view_of([bucket, other], bucket, listing_of_agent(host, again), remote=other)
         assert view.timeline[-1] == newest
-        assert again.place.origin == (newest.step, newest.attempt)
+        assert again.place.origin == newest
         assert view.timeline[-1] == newest
         assert view.sources(newest).id == newest
         return server.requests - before[0], remote.requests - before[1]
@@ -323,7 +323,7 @@ def test_a_live_attempt_goes_on_while_the_attempts_of_its_remote_tier_are_damage
         trainer = host.attach()
         host.settle()
         host.crash_agent()
-        for key in attempt_keys(trainer.attempt):
+        for key in attempt_keys(trainer.attempt.number):
             remote.put(PREFIX + key, [b"{}"])
         host.start_agent()
         # The restarted agent lists both tiers for the attempt that it finds.
@@ -383,7 +383,7 @@ def test_saves_and_retention_over_a_bucket_in_trouble_lose_nothing(seed: int) ->
         host.crash_agent()
         host.start_agent()
         again = host.attach(2)
-        assert again.place.origin == (5, 1)
+        assert again.place.origin == CheckpointId(5, trainer.attempt)
     assert not server.uploads
 
 
@@ -408,7 +408,7 @@ class Told(HostOfBucket):
 
     def posted(self, notice: protocol.Notice) -> None:
         if notice.kind == "committed" and notice.id is not None:
-            self.committed.append(notice.id[0])
+            self.committed.append(notice.id.step)
 
 
 def save_until_death(server: ObjectServer, plan: Plan) -> list[int]:
@@ -444,12 +444,12 @@ def test_a_death_after_any_request_loses_nothing_that_was_acknowledged(is_done: 
             trainer = host.attach()
             origin = trainer.place.origin
             assert origin is not None, count
-            assert origin[0] >= committed[-1], count
-            step = origin[0] + 1
+            assert origin.step >= committed[-1], count
+            step = origin.step + 1
             host.save(trainer, step)
             host.settle()
             view = view_of([host.bucket], host.bucket)
-            assert [one.step for one in view.timeline] == [origin[0], step], count
+            assert [one.step for one in view.timeline] == [origin.step, step], count
             check_readable(host)
             # Nothing is left of other checkpoints.
             folders = {key.split("/")[3] for key in server.objects if "/checkpoints/" in key}
