@@ -270,7 +270,7 @@ def agent_crash_then_adoption(host: RecordedHost) -> None:
     host.crash_agent()
     host.start()
     host.start_agent()
-    host.join(trainer, attempt=1)
+    host.join(trainer, attempt=trainer.attempt)
     host.settle()
     host.take_durable(trainer, 3)
 

@@ -29,7 +29,6 @@ from holdfast.policy.preservation_policy import LatestN
 from holdfast.store.disk import STAGING_SIZE_BYTES, DiskStore
 from holdfast.testing.block_source import BlockSource
 from holdfast.testing.failing import FailingFileSystem, FailurePlan, Fault, nothing
-from tests.attempts import checkpoint_id
 from tests.engine.making import memory_folder, same_bits
 from tests.manifests import manifests
 from tests.trust.failing_calls import CASES, NEW, OLD, Case, Noted, Place, clear, made, place_for
@@ -229,7 +228,7 @@ class Action:
 
 def _save(host: InProcessHost, trainer: Trainer) -> None:
     """A save, with which the policy drops the one before it."""
-    host.tell_sealed(trainer, checkpoint_id(2))
+    host.tell_sealed(trainer, CheckpointId(2, trainer.attempt))
     host.settle()
 
 
@@ -272,7 +271,7 @@ def try_action(action: Action, root: Path, plan: FailurePlan) -> None:
         host.save(trainer, 1)
         host.settle()
         if action.call is not _delete:
-            host.seal(trainer, checkpoint_id(2))
+            host.seal(trainer, CheckpointId(2, trainer.attempt))
         files.plan = plan
         raised = None
         try:
@@ -294,7 +293,8 @@ def try_action(action: Action, root: Path, plan: FailurePlan) -> None:
 
 
 def _check_told(host: InProcessHost, action: Action, raised: HoldfastError | None) -> None:
-    kinds = {notice.kind: notice for notice in host.state.notices._notices if notice.id == (2, 1)}
+    notices = (notice for notice in host.state.notices._notices if notice.id is not None)
+    kinds = {notice.kind: notice for notice in notices if named(notice.id) == (2, 1)}
     kinds.pop("preserved", None)
     timeline = [named(one) for one in host.look().timeline]
     if action.call is _delete:

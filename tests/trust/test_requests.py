@@ -37,7 +37,6 @@ from holdfast.policy.save_decision_policy import FixedIntervalPolicy
 from holdfast.store.bucket import BucketStore
 from holdfast.store.durable import DurableStore
 from holdfast.testing.object_server import ObjectServer, Plan, Trouble, no_trouble, troubles
-from tests.attempts import checkpoint_id
 from tests.engine.making import memory_folder
 from tests.trust.in_process import (
     RUN_ID,
@@ -203,7 +202,7 @@ def fill(server: ObjectServer, newest: CheckpointId) -> None:
     keys = [key for key in server.objects if f"/{newest}/" in key]
     manifest = server.objects[PREFIX + manifest_key(newest)][0]
     for step in range(1, newest.step):
-        one = checkpoint_id(step)
+        one = CheckpointId(step, newest.attempt)
         for key in keys:
             server.put(key.replace(str(newest), str(one)), [server.objects[key][0]])
         server.put(PREFIX + manifest_key(one), [manifest])
@@ -342,9 +341,11 @@ def test_a_trainer_that_has_saved_is_given_no_listing_of_its_opening() -> None:
         assert listing_of_agent(host, trainer).numbers == ()
         host.detach(trainer)
         again = host.attach()
-        assert listing_of_agent(host, again).checkpoints.keys() == {checkpoint_id(1)}
-        host.seal(again, checkpoint_id(2, 2))
-        host.tell_sealed(again, checkpoint_id(2, 2))
+        assert listing_of_agent(host, again).checkpoints.keys() == {
+            CheckpointId(1, trainer.attempt)
+        }
+        host.seal(again, CheckpointId(2, again.attempt))
+        host.tell_sealed(again, CheckpointId(2, again.attempt))
         assert listing_of_agent(host, again).numbers == ()
 
 
@@ -361,12 +362,12 @@ def test_a_reader_of_a_stale_listing_does_not_get_a_deleted_checkpoint() -> None
         again, bucket = host.attach(), host.bucket
         listing = listing_of_agent(host, again)
         # Another host deletes the newest one meanwhile.
-        newest = checkpoint_id(2)
+        newest = CheckpointId(2, trainer.attempt)
         remove(bucket, newest, listing.checkpoints[newest])
         view = newest_view_of([bucket], bucket, listing)
         with pytest.raises(ObjectNotFoundError):
             view.sources(newest)
-        assert view.newest_sound() == checkpoint_id(1)
+        assert view.newest_sound() == CheckpointId(1, trainer.attempt)
 
 
 @pytest.mark.parametrize("seed", range(5))
