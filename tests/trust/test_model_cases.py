@@ -260,6 +260,46 @@ def test_parts_of_a_step_that_was_saved_anew_are_cleared_by_its_commit(host: Mod
     assert host.unfinished() == []
 
 
+# A run that is put back.
+
+
+@pytest.mark.parametrize("how", ["agent lives", "agent killed"])
+def test_a_run_that_was_put_back_goes_on_from_where_another_host_took_it(
+    host: ModelHost, tmp_path: Path, how: str
+) -> None:
+    """RAM here has newer steps of an attempt 2 that the run lost; another host began its own."""
+    first = host.attach()
+    host.save(first, 10)
+    host.settle()
+    host.detach(first)
+    shutil.copytree(host.run, tmp_path / "before")
+    lost = host.attach()
+    for step in (20, 90):
+        host.save(lost, step)
+        host.settle()
+    host.kill_trainer(lost)
+    host.settle()
+    # An agent that lives notices a replaced directory, but not replaced contents.
+    for name in ("attempts", "checkpoints"):
+        shutil.rmtree(host.run / name)
+        shutil.copytree(tmp_path / "before" / name, host.run / name)
+    with contextlib.closing(ModelHost(tmp_path / "other", run=host.run)) as other:
+        other.clock.tokens = 100
+        other.start_agent()
+        trainer = other.attach()
+        newest = other.save(trainer, 20)
+        other.settle()
+        other.detach(trainer)
+    if how == "agent killed":
+        host.crash_agent()
+        host.start_agent()
+    again = host.attach(takeover=True)
+    assert newest.attempt.number == lost.attempt.number == 2
+    assert newest.attempt != lost.attempt
+    assert (again.attempt.number, again.place.origin) == (3, newest)
+    assert host.look().timeline[-1] == newest
+
+
 # The fenced.
 
 
