@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from holdfast.coordination.messages import CheckpointStatus
 from holdfast.coordination.settings import Settings
+from holdfast.format.names import CheckpointId
 from tests.coordination.jobs import Job
 from tests.coordination.world import Shape, World
 
@@ -37,6 +38,11 @@ def running(world: World, hosts: list[str] | None = None, **more: bool) -> Job:
 
 def until(world: World, condition: object) -> None:
     assert world.run(world.now + BOUND_SECS, condition), "it has not come about in time"  # type: ignore[arg-type]
+
+
+def checkpoint_of(world: World, step: int, number: int = 1) -> CheckpointId:
+    """Return the checkpoint of a step in the attempt that has that number in storage."""
+    return CheckpointId(step, world.storage.attempts[number].attempt)
 
 
 def reached(world: World, status: CheckpointStatus, count: int = 1) -> bool:

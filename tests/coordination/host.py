@@ -15,7 +15,7 @@ from holdfast.coordination import inputs as fa
 from holdfast.coordination.messages import AnyMessage, TargetKind
 from holdfast.coordination.node import Node
 from holdfast.coordination.turn import AgentIdentity
-from holdfast.format.names import CheckpointId
+from holdfast.format.names import NO_ATTEMPT, AttemptId, CheckpointId
 
 if TYPE_CHECKING:
     from tests.coordination.trainer import Trainer
@@ -32,14 +32,14 @@ class GroupFile:
     """The state that an agent leaves for the next one on its host."""
 
     group: str
-    attempt: int
+    attempt: AttemptId
     leader: str
     successors: tuple[str, ...]
     origin: CheckpointId | None
     rank_count: int
     is_broken: bool = False
     lost: set[int] = field(default_factory=set)
-    ended_attempt: int = 0
+    ended_attempt: AttemptId = NO_ATTEMPT
 
 
 @dataclass
@@ -322,7 +322,7 @@ class Host:
                     effect.successors,
                     effect.origin,
                     job.rank_count,
-                    ended_attempt=self.file.ended_attempt if self.file is not None else 0,
+                    ended_attempt=self.file.ended_attempt if self.file is not None else NO_ATTEMPT,
                 )
                 self.world.oracle.joined(self, effect)
                 for trainer in list(self.trainers.values()):
@@ -369,7 +369,7 @@ class Host:
             world.at(world.storage_secs(), self._put, life, effect)
 
     def _storage_failed(
-        self, life: int, effect: ef.Persist | ef.Commit, reason: str, newer: int
+        self, life: int, effect: ef.Persist | ef.Commit, reason: str, newer: AttemptId
     ) -> None:
         if life != self.life:
             return
@@ -385,15 +385,14 @@ class Host:
         if isinstance(effect, ef.Persist):
             held = self.ram.get(effect.id, {}) if self.is_up else {}
             if not effect.ranks <= held.keys():
-                self._storage_failed(life, effect, "its RAM is gone", 0)
+                self._storage_failed(life, effect, "its RAM is gone", NO_ATTEMPT)
                 return
             for rank in effect.ranks:
-                token = effect.id.step, effect.id.attempt, rank
-                storage.put_part(effect.id, rank, self.counts[effect.id], token)
+                storage.put_part(effect.id, rank, self.counts[effect.id], (effect.id, rank))
             world.oracle.written(effect.id)
             item = fa.PartsWritten(effect.id, effect.ranks)
         elif world.oracle.is_deleted(effect.id) and not storage.is_whole(effect.id):
-            self._storage_failed(life, effect, "parts are missing", 0)
+            self._storage_failed(life, effect, "parts are missing", NO_ATTEMPT)
             return
         else:
             world.oracle.committing(effect)
@@ -401,7 +400,7 @@ class Host:
             world.oracle.committed(effect)
             item = fa.CommitWritten(effect.id)
         if world.rng.random() < world.storage_failures / 2:
-            self._storage_failed(life, effect, "no answer", 0)
+            self._storage_failed(life, effect, "no answer", NO_ATTEMPT)
         elif life == self.life:
             self._release(isinstance(effect, ef.Commit))
             self.submit(item)
@@ -421,9 +420,9 @@ class Host:
         if world.rng.random() >= world.storage_failures:
             if isinstance(effect, ef.RenewLease):
                 stamp = f"{effect.incarnation}.{effect.counter}"
-                world.storage.leases[effect.attempt] = self.name, stamp, world.now
+                world.storage.leases[effect.attempt.number] = self.name, stamp, world.now
             else:
-                world.storage.leases.pop(effect.attempt, None)
+                world.storage.leases.pop(effect.attempt.number, None)
         if life == self.life:
             self.busy.discard("lease")
             self.submit(fa.LeaseWritten(effect.attempt))
@@ -455,7 +454,7 @@ class Host:
     def _put_attempt(self, effect: ef.BeginAttempt) -> bool:
         oracle = self.world.oracle
         oracle.beginning(self, effect)
-        self.world.storage.leases[effect.attempt] = self.name, "begun", self.world.now
+        self.world.storage.leases[effect.attempt.number] = self.name, "begun", self.world.now
         is_put = self.world.storage.begin(effect.attempt, self.name, effect.origin)
         if is_put:
             oracle.begun(self, effect)

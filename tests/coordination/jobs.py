@@ -149,4 +149,7 @@ def survives(world: World, leader: str) -> tuple[CheckpointId, int | None] | Non
     holds = {name: agent.held() for name, agent in agents.items()}
     whole = standings(decoded, holds, {name: world.hosts[name].domain for name in agents})
     newest = next(iter(whole), None)
-    return (CheckpointId(newest.step, newest.attempt), newest.survives) if newest else None
+    if newest is None:
+        return None
+    attempt = world.storage.attempts[newest.attempt].attempt
+    return CheckpointId(newest.step, attempt), newest.survives

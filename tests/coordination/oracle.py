@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from holdfast.coordination import effects as ef
 from holdfast.coordination.messages import CheckpointStatus, TargetKind
 from holdfast.coordination.settings import HELD_MAX, PULLS_MAX
-from holdfast.format.names import CheckpointId
+from holdfast.format.names import AttemptId, CheckpointId
 
 if TYPE_CHECKING:
     from tests.coordination.host import Host
@@ -30,7 +30,7 @@ class BrokenPromiseError(AssertionError):
     """An invariant was broken; the message names it."""
 
 
-def age(checkpoint: CheckpointId) -> tuple[int, int]:
+def age(checkpoint: CheckpointId) -> tuple[AttemptId, int]:
     return checkpoint.attempt, checkpoint.step
 
 
@@ -59,7 +59,7 @@ class Obligation:
     """A step that all ranks of a job have to save."""
 
     job: Job
-    attempt: int
+    attempt: AttemptId
     step: int
     kind: TargetKind
 
@@ -70,10 +70,12 @@ class Oracle:
     truths: dict[CheckpointId, Truth] = field(default_factory=dict)
     losses: list[tuple[float, str]] = field(default_factory=list)
     obligations: list[Obligation] = field(default_factory=list)
-    agreed: set[tuple[str, int, int, TargetKind]] = field(default_factory=set)
+    agreed: set[tuple[str, AttemptId, int, TargetKind]] = field(default_factory=set)
     stops: dict[str, set[int]] = field(default_factory=dict)
-    relied_on: dict[int, tuple[CheckpointId, frozenset[str], str]] = field(default_factory=dict)
-    required: dict[int, int] = field(default_factory=dict)
+    relied_on: dict[AttemptId, tuple[CheckpointId, frozenset[str], str]] = field(
+        default_factory=dict
+    )
+    required: dict[AttemptId, int] = field(default_factory=dict)
     are_deleted: dict[CheckpointId, bool] = field(default_factory=dict)
     commits: int = 0
     passed_at: dict[CheckpointId, float] = field(default_factory=dict)
@@ -206,7 +208,7 @@ class Oracle:
 
     def committing(self, effect: ef.Commit) -> None:
         for rank, token in self.world.storage.parts[effect.id].items():
-            if token != (effect.id.step, effect.id.attempt, rank):
+            if token != (effect.id, rank):
                 self.fail("I1", f"{effect.id} is committed with a part of {token}")
         known = self.world.storage.manifests.get(effect.id, effect.part_count)
         if known != effect.part_count:
@@ -296,16 +298,13 @@ class Oracle:
 
     def beginning(self, host: Host, effect: ef.BeginAttempt) -> None:
         """Check before the record is put, on the timeline until then."""
-        if effect.attempt in self.world.storage.attempts or not self.world.is_calm:
+        if effect.attempt.number in self.world.storage.attempts or not self.world.is_calm:
             return
         expected = self.expected()
         job = self.world.jobs[effect.group]
         if job.is_rewind or expected is None:
             return
-        if effect.origin is None or (effect.origin.step, effect.origin.attempt) < (
-            expected.step,
-            expected.attempt,
-        ):
+        if effect.origin is None or effect.origin < expected:
             self.fail("I4", f"attempt {effect.attempt} from {effect.origin}, not from {expected}")
 
     def expected(self) -> CheckpointId | None:
@@ -355,12 +354,11 @@ class Oracle:
     def joined(self, host: Host, effect: ef.AttemptJoined) -> None:
         domains = {t.host.domain for t in self.world.jobs[effect.group].trainers}
         self.required[effect.attempt] = min(self.world.settings.copies, len(domains))
-        record = self.world.storage.attempts.get(effect.attempt)
-        if record is None:
+        record = self.world.storage.attempts.get(effect.attempt.number)
+        if record is None or record.attempt != effect.attempt:
             self.fail("I2", f"{host.name} joins attempt {effect.attempt}, which has no record")
-        origin = (effect.origin.step, effect.origin.attempt) if effect.origin else None
-        if record is not None and record.origin != origin:
-            self.fail("I2", f"{host.name} joins attempt {effect.attempt} from {origin}")
+        if record is not None and record.origin != effect.origin:
+            self.fail("I2", f"{host.name} joins attempt {effect.attempt} from {effect.origin}")
 
     # I5, I7: targets.
 

@@ -18,6 +18,7 @@ from holdfast.coordination.leader import Leader
 from holdfast.coordination.messages import TargetKind
 from holdfast.coordination.target_cells import TargetCells
 from holdfast.coordination.turn import Channel
+from holdfast.format.names import AttemptId
 
 Patch = Callable[[object, str, Any], None]
 Breach = Callable[[Patch], None]
@@ -191,7 +192,8 @@ def forget_what_was_deleted(patch: Patch) -> None:
 
 def join_without_a_record(patch: Patch) -> None:
     def begin(self: Bootstrap, turn: Any) -> None:
-        self._begin_leading(self.listed.newest_attempt + 1 if self.listed else 1)
+        number = self.listed.newest_attempt.number + 1 if self.listed else 1
+        self._begin_leading(AttemptId.of_start(number, self.group.token))
 
     patch(Bootstrap, "_begin", begin)
 

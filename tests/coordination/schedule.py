@@ -301,7 +301,7 @@ class Schedule:
         world.oracle.begin_calm()
         if world.job is None or world.job.is_broken or world.job.is_over:
             return
-        if any(t.attempt == 0 for t in world.job.trainers):
+        if any(not t.attempt for t in world.job.trainers):
             # It was refused, or waits for an attempt that never began: the launcher ends it.
             world.run(world.now + 70.0, lambda: world.job is not None and world.job.is_running)
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from holdfast.coordination.inputs import DurableListed, LeaseSeen, Listed
-from holdfast.format.names import CheckpointId
+from holdfast.format.names import NO_ATTEMPT, AttemptId, CheckpointId
 from holdfast.format.records import AttemptRecord
 from holdfast.format.timeline import last_steps
 
@@ -15,43 +15,47 @@ EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
 
 @dataclass
 class Storage:
-    """The durable objects. `manifests` has the number of parts of each commit."""
+    """The durable objects; `attempts` and `leases` by number.
+
+    `manifests` has the number of parts of each commit.
+    """
 
     attempts: dict[int, AttemptRecord] = field(default_factory=dict)
-    parts: dict[CheckpointId, dict[int, tuple[int, int, int]]] = field(default_factory=dict)
+    parts: dict[CheckpointId, dict[int, tuple[CheckpointId, int]]] = field(default_factory=dict)
     part_counts: dict[CheckpointId, int] = field(default_factory=dict)
     manifests: dict[CheckpointId, int] = field(default_factory=dict)
     leases: dict[int, tuple[str, str, float]] = field(default_factory=dict)
     """Of each attempt: the host that wrote its lease, what it wrote, and when."""
 
     @property
-    def newest(self) -> int:
-        return max(self.attempts, default=0)
+    def newest(self) -> AttemptId:
+        number = max(self.attempts, default=0)
+        return self.attempts[number].attempt if number else NO_ATTEMPT
 
-    def limits(self) -> dict[int, int]:
+    def limits(self) -> dict[AttemptId, int]:
         return last_steps(self.attempts)
 
     def on_timeline(self, checkpoint: CheckpointId) -> bool:
         return checkpoint.step <= self.limits().get(checkpoint.attempt, -1)
 
-    def begin(self, attempt: int, host: str, origin: CheckpointId | None) -> bool:
-        if attempt in self.attempts:
+    def begin(self, attempt: AttemptId, host: str, origin: CheckpointId | None) -> bool:
+        if attempt.number in self.attempts:
             return False
-        self.attempts[attempt] = AttemptRecord(
+        self.attempts[attempt.number] = AttemptRecord(
             run_id="run",
             attempt=attempt,
-            origin=(origin.step, origin.attempt) if origin else None,
+            origin=origin,
             host=host,
             pid=1,
             time=EPOCH,
         )
         return True
 
-    def lease(self, attempt: int, now: float) -> LeaseSeen | None:
+    def lease(self, attempt: AttemptId, now: float) -> LeaseSeen | None:
         """Return the attempt's lease, with its age by this storage's clock."""
-        if attempt not in self.leases:
+        if attempt.number not in self.leases:
             return None
-        host, stamp, written_at = self.leases[attempt]
+        host, stamp, written_at = self.leases[attempt.number]
         return LeaseSeen(host=host, pid=1, stamp=stamp, age_secs=now - written_at)
 
     def put_part(self, checkpoint: CheckpointId, rank: int, count: int, token: tuple) -> None:
@@ -62,18 +66,27 @@ class Storage:
         self.manifests.pop(checkpoint, None)
         self.parts.pop(checkpoint, None)
 
+    def put_back(self, number: int) -> None:
+        """Lose all attempts after that number, as if an old copy were put in the run's place."""
+        for records in (self.attempts, self.leases):
+            for lost in [lost for lost in records if lost > number]:
+                del records[lost]
+        for checkpoint in {*self.manifests, *self.parts}:
+            if checkpoint.attempt.number > number:
+                self.remove(checkpoint)
+
     def is_whole(self, checkpoint: CheckpointId) -> bool:
         return len(self.parts.get(checkpoint, ())) == self.part_counts[checkpoint]
 
-    def forbids(self, checkpoint: CheckpointId) -> int:
-        """Return the attempt that fences `checkpoint`, as `check_not_fenced` does; else 0."""
-        if self.newest == checkpoint.attempt or self.on_timeline(checkpoint):
-            return 0
+    def forbids(self, checkpoint: CheckpointId) -> AttemptId:
+        """Return the attempt that fences `checkpoint`, as `check_not_fenced` does."""
+        if self.newest.number == checkpoint.attempt.number or self.on_timeline(checkpoint):
+            return NO_ATTEMPT
         return self.newest
 
     def listing(self, since_step: int) -> DurableListed:
         """List what the newest committed checkpoint and later ones have, and from `since_step`."""
-        record = self.attempts.get(self.newest)
+        record = self.attempts.get(self.newest.number)
         steps = [one.step for one in self.manifests if self.on_timeline(one)]
         since_step = min(since_step, max(steps, default=0))
         return DurableListed(

@@ -14,7 +14,7 @@ from holdfast.coordination.messages import CheckpointStatus, Command, PullOrder,
 from holdfast.coordination.settings import Settings
 from holdfast.coordination.turn import Turn
 from tests.attempts import checkpoint_id
-from tests.coordination.cases import make, reached, running, until
+from tests.coordination.cases import checkpoint_of, make, reached, running, until
 from tests.coordination.jobs import survives
 from tests.coordination.world import World
 
@@ -27,7 +27,7 @@ def test_one_host_sends_no_message_and_saves_the_very_next_step() -> None:
     world.wish(job.leader, TargetKind.DURABLE)
     assert world.hosts[job.leader].cells[TargetKind.DURABLE] == highest + 1
     until(world, lambda: reached(world, CheckpointStatus.COMMITTED))
-    assert list(world.storage.manifests) == [checkpoint_id(highest + 1)]
+    assert list(world.storage.manifests) == [checkpoint_of(world, highest + 1)]
     assert world.network.sent == 0
 
 
@@ -92,7 +92,7 @@ def test_a_lost_host_and_leader_costs_nothing_that_was_protected() -> None:
     job.kill()
     world.hosts["h0000"].reboot()
     running(world)
-    assert world.storage.attempts[2].origin == (newest.step, newest.attempt)
+    assert world.storage.attempts[2].origin == newest
 
 
 def test_copies_that_cannot_be_made_hold_no_checkpoint_up_for_long() -> None:
@@ -120,7 +120,7 @@ def test_a_takeover_fences_the_attempt_that_lives() -> None:
     until(world, lambda: bool(world.storage.manifests))
     world.run(world.now + 20)
     assert second.is_running
-    assert {c.attempt for c in world.storage.manifests} == {2}
+    assert {c.attempt.number for c in world.storage.manifests} == {2}
     assert not first.living, "its agents were never told that they are fenced"
 
 
@@ -156,7 +156,7 @@ def test_a_broken_group_does_not_stand_in_the_way() -> None:
     world.run(world.now + 4)
     assert len(first.living) == 2
     second = running(world)
-    assert second.trainers[0].attempt == 2
+    assert second.trainers[0].attempt.number == 2
 
 
 def test_a_branch_is_a_new_attempt_of_the_same_ranks() -> None:
@@ -168,12 +168,12 @@ def test_a_branch_is_a_new_attempt_of_the_same_ranks() -> None:
         until(world, lambda n=before: world.oracle.commits > n)
     origin = sorted(world.storage.manifests)[0]
     job.rewind(origin)
-    until(world, lambda: all(t.attempt == 2 for t in job.trainers))
-    assert world.storage.attempts[2].origin == (origin.step, 1)
+    until(world, lambda: all(t.attempt.number == 2 for t in job.trainers))
+    assert world.storage.attempts[2].origin == origin
     before = world.oracle.commits
     world.wish("h0001", TargetKind.DURABLE)
     until(world, lambda: world.oracle.commits > before)
-    assert [c.attempt for c in sorted(world.storage.manifests)].count(2) == 1
+    assert [c.attempt.number for c in sorted(world.storage.manifests)].count(2) == 1
     assert len(world.storage.attempts) == 2, "each rank's wish has begun an attempt of its own"
 
 
@@ -189,7 +189,7 @@ def test_what_waits_for_storage_on_an_abandoned_branch_is_given_up_and_holds_not
         until(world, lambda n=count: reached(world, CheckpointStatus.COMPLETE, n))
     left = max(world.oracle.truths)
     job.rewind(origin)
-    until(world, lambda: all(t.attempt == 2 for t in job.trainers))
+    until(world, lambda: all(t.attempt.number == 2 for t in job.trainers))
     assert left not in world.storage.manifests
     # No later checkpoint replaces it.
     until(world, lambda: not any(left in host.ram for host in world.hosts.values()))
@@ -215,7 +215,7 @@ def test_a_notice_on_one_host_stops_all_ranks_at_one_step(window: int, agent_die
         world.hosts[job.leader].start_agent()
     until(world, lambda: job.is_over)
     (step,) = {t.step for t in job.trainers}
-    until(world, lambda: checkpoint_id(step) in world.storage.manifests)
+    until(world, lambda: checkpoint_of(world, step) in world.storage.manifests)
 
 
 def test_no_rank_stops_at_a_target_that_is_refused_elsewhere() -> None:
@@ -356,7 +356,7 @@ def test_no_attempt_begins_from_what_a_host_has_deleted() -> None:
     world.hosts["h0002"].delete(newer)
     assert world.oracle.is_whole_now(newer)
     running(world)
-    assert world.storage.attempts[2].origin == (older.step, older.attempt)
+    assert world.storage.attempts[2].origin == older
 
 
 def test_an_agent_that_starts_anew_gives_nothing_up_before_it_has_looked_into_storage() -> None:
@@ -365,7 +365,7 @@ def test_an_agent_that_starts_anew_gives_nothing_up_before_it_has_looked_into_st
     until(world, lambda: world.oracle.commits >= 2)
     host = world.hosts[job.leader]
     host.kill_agent()
-    older = checkpoint_id(2)
+    older = checkpoint_of(world, 2)
     host.hold(older, 0, 1, is_own=True)
     host.start_agent()
     assert older in host.ram
@@ -526,7 +526,7 @@ def test_what_a_lost_host_wrote_while_it_was_cut_off_is_looked_for_before_a_drop
     until(world, lambda: reached(world, CheckpointStatus.COMMITTED))
     world.restarts = False
     world.network.cut = cut_off(world, "h0001")
-    checkpoint = checkpoint_id(20)
+    checkpoint = checkpoint_of(world, 20)
     until(world, lambda: 1 in world.storage.parts.get(checkpoint, {}))
     assert checkpoint not in world.storage.manifests
     world.hosts["h0001"].crash()

@@ -17,7 +17,7 @@ from holdfast.coordination.inputs import PartSealed, Published
 from holdfast.coordination.messages import CheckpointStatus, CheckpointVerdict, Command, Held
 from holdfast.coordination.settings import Settings
 from holdfast.coordination.turn import Turn
-from tests.attempts import checkpoint_id
+from tests.attempts import attempt_id, checkpoint_id
 from tests.coordination.oracle import BrokenPromiseError
 from tests.coordination.rules import BREACHES
 from tests.coordination.world import Shape, World
@@ -159,7 +159,7 @@ def test_what_is_given_up_without_a_final_verdict_ends_its_save(
 
 
 def test_an_open_checkpoint_is_not_forgotten_by_a_leader_that_may_not_recycle() -> None:
-    table = CheckpointTable(1, {})
+    table = CheckpointTable(attempt_id(1), {})
     table.required, table.preserved, table.domains = 1, frozenset(), {"a": "a", "b": "b"}
     old, new = checkpoint_id(1), checkpoint_id(2)
     held = Held(old, 2, is_due=False, own=((0, 1),), replicas=(), written=())

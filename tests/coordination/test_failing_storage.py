@@ -21,8 +21,8 @@ from holdfast.coordination.inputs import (
 from holdfast.coordination.messages import CheckpointStatus, Command, Held, WriteOrder
 from holdfast.coordination.settings import TRIES_MAX, Settings
 from holdfast.coordination.turn import Turn
-from holdfast.format.names import CheckpointId
-from tests.attempts import checkpoint_id
+from holdfast.format.names import NO_ATTEMPT, CheckpointId
+from tests.attempts import attempt_id, checkpoint_id
 
 SETTINGS = Settings()
 FAILED_SECS = TRIES_MAX * SETTINGS.storage_retry_secs
@@ -82,7 +82,7 @@ def test_many_writes_behind_a_full_disk_fail_in_bounded_time() -> None:
     tries: list[CheckpointId] = []
     while (effect := disk.next()) is not None:
         tries.append(effect.id)
-        inventory.write_failed(disk.turn(), WriteFailed(effect.id, "no space left", False))
+        inventory.write_failed(disk.turn(), WriteFailed(effect.id, "no space left", NO_ATTEMPT))
     assert failures(inventory) == IDS
     assert tries == [IDS[0]] * TRIES_MAX + IDS[1:-1] + [IDS[-1]] * TRIES_MAX
     assert disk.now_secs <= 2 * FAILED_SECS
@@ -92,14 +92,14 @@ def test_a_write_that_works_gives_the_next_ones_all_their_tries_again() -> None:
     inventory, disk = written()
     for _ in range(TRIES_MAX):
         effect = disk.next()
-        inventory.write_failed(disk.turn(), WriteFailed(effect.id, "no space left", False))
+        inventory.write_failed(disk.turn(), WriteFailed(effect.id, "no space left", NO_ATTEMPT))
     effect = disk.next()
     assert effect.id == IDS[1]
     inventory.parts_written(PartsWritten(effect.id, effect.ranks))
     for _ in range(TRIES_MAX - 1):
         effect = disk.next()
         assert effect.id == IDS[2]
-        inventory.write_failed(disk.turn(), WriteFailed(effect.id, "no space left", False))
+        inventory.write_failed(disk.turn(), WriteFailed(effect.id, "no space left", NO_ATTEMPT))
     assert failures(inventory) == [IDS[0]]
 
 
@@ -109,12 +109,12 @@ def test_the_newest_checkpoint_gets_all_its_tries(count: int) -> None:
     tries = 0
     while (effect := disk.next()) is not None:
         tries += effect.id == IDS[count - 1]
-        inventory.write_failed(disk.turn(), WriteFailed(effect.id, "no space left", False))
+        inventory.write_failed(disk.turn(), WriteFailed(effect.id, "no space left", NO_ATTEMPT))
     assert tries == TRIES_MAX
 
 
 def test_many_commits_that_fail_end_in_bounded_time() -> None:
-    table = CheckpointTable(1, {})
+    table = CheckpointTable(attempt_id(1), {})
     table.required, table.domains = 1, {"a": "a"}
     durability = Durability(SETTINGS, table)
     disk = Disk(lambda turn: durability.run_due(turn, is_whole=True), durability.next_at_secs)
@@ -126,7 +126,7 @@ def test_many_commits_that_fail_end_in_bounded_time() -> None:
     while (effect := disk.next()) is not None:
         assert isinstance(effect, Commit)
         tries.append(effect.id)
-        durability.commit_failed(disk.turn(), CommitFailed(effect.id, "no space left", False))
+        durability.commit_failed(disk.turn(), CommitFailed(effect.id, "no space left", NO_ATTEMPT))
     assert all(table.entries[one].status is CheckpointStatus.FAILED for one in IDS)
     assert tries == [IDS[0]] * TRIES_MAX + IDS[1:-1] + [IDS[-1]] * TRIES_MAX
     assert disk.now_secs <= 2 * FAILED_SECS
@@ -134,7 +134,7 @@ def test_many_commits_that_fail_end_in_bounded_time() -> None:
 
 def test_storage_is_listed_again_soon_while_a_part_of_a_silent_host_is_missing() -> None:
     # The end of a preemption waits for it: the part may be written just after the first look.
-    table = CheckpointTable(1, {})
+    table = CheckpointTable(attempt_id(1), {})
     table.required, table.domains = 1, {"a": "a"}
     durability = Durability(SETTINGS, table)
     disk = Disk(lambda turn: durability.run_due(turn, is_whole=False), durability.next_at_secs)

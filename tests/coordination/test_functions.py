@@ -12,9 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.coordination.checkpoint_table import CheckpointTable
+from holdfast.coordination.effects import GivenUp
 from holdfast.coordination.election import leader_of, term_above
 from holdfast.coordination.inputs import DurableListed, Listed
 from holdfast.coordination.messages import (
+    CheckpointStatus,
     Command,
     Held,
     HostState,
@@ -31,9 +33,15 @@ from holdfast.coordination.replica_placement import (
     failures_survived,
     successors_of,
 )
-from holdfast.coordination.restart_point import choose_checkpoint, limits_after
+from holdfast.coordination.restart_point import (
+    UNKNOWN_REASON,
+    choose_checkpoint,
+    given_up,
+    limits_after,
+)
 from holdfast.errors import InvalidArgumentError
-from tests.attempts import checkpoint_id
+from holdfast.format.names import AttemptId, CheckpointId
+from tests.attempts import attempt_id, checkpoint_id
 
 
 @given(st.sets(st.integers(0, 300)))
@@ -119,7 +127,7 @@ def test_durable_parts_survive_every_loss() -> None:
 
 
 def test_what_is_due_keeps_its_ram_on_a_host_that_was_silent_for_a_while() -> None:
-    table = CheckpointTable(1, {})
+    table = CheckpointTable(attempt_id(1), {})
     table.required, table.may_recycle, table.preserved = 1, True, frozenset()
     table.domains["a"] = "a"
     older, newer = (
@@ -167,14 +175,16 @@ def state(*held: tuple[int, int, int, set[int]]) -> HostState:
     )
 
 
-def listing(limits: dict[int, int], **more: object) -> DurableListed:
+def listing(limits: dict[AttemptId, int], **more: object) -> DurableListed:
     fields: dict[str, object] = {"committed": frozenset(), "parts": {}, **more}
     return DurableListed(newest_attempt=max(limits), leader="a", limits=limits, **fields)  # type: ignore[arg-type]
 
 
 def test_the_newest_whole_checkpoint_of_ram_peers_and_the_durable_tier_is_chosen() -> None:
     whole = checkpoint_id(30)
-    durable = listing({1: 10**15}, parts={whole: Listed(part_count=3, ranks=frozenset({2}))})
+    durable = listing(
+        {attempt_id(1): 10**15}, parts={whole: Listed(part_count=3, ranks=frozenset({2}))}
+    )
     states = [state((30, 1, 3, {0}), (40, 1, 3, {0})), state((30, 1, 3, {1}), (40, 1, 3, {1}))]
     assert choose_checkpoint(states, durable) == whole
     assert choose_checkpoint(states[:1], durable) is None
@@ -182,20 +192,75 @@ def test_the_newest_whole_checkpoint_of_ram_peers_and_the_durable_tier_is_chosen
 
 def test_parts_of_two_part_counts_are_never_put_together() -> None:
     states = [state((30, 1, 2, {0})), state((30, 1, 3, {1, 2}))]
-    assert choose_checkpoint(states, listing({1: 10**15})) is None
+    assert choose_checkpoint(states, listing({attempt_id(1): 10**15})) is None
 
 
 def test_what_lies_off_the_timeline_is_not_chosen() -> None:
     states = [state((70, 1, 1, {0}), (50, 1, 1, {0}))]
-    limits = limits_after({1: 10**15}, 2, checkpoint_id(50), 10**15)
-    assert limits == {1: 50, 2: 10**15}
+    limits = limits_after({attempt_id(1): 10**15}, attempt_id(2), checkpoint_id(50), 10**15)
+    assert limits == {attempt_id(1): 50, attempt_id(2): 10**15}
     assert choose_checkpoint(states, listing(limits)) == checkpoint_id(50)
+
+
+LOST = AttemptId(2, "10570000")
+"""An attempt 2 that storage lost when it was put back; the run was trained on as another one."""
+
+
+def held_by_a(*ids: CheckpointId, status: CheckpointStatus = CheckpointStatus.OPEN) -> HostState:
+    """Return the state of a host whose RAM has these checkpoints of one part."""
+    held = (Held(one, 1, False, ((0, 1),), (), (), status=status) for one in ids)
+    return HostState(group="", domain="d", held=tuple(held))
+
+
+def test_no_checkpoint_of_an_attempt_that_storage_lost_is_chosen_or_completed() -> None:
+    limits = limits_after({attempt_id(1): 10**15}, attempt_id(2), checkpoint_id(50), 10**15)
+    newest = checkpoint_id(60, 2)
+    in_ram = held_by_a(CheckpointId(60, LOST), CheckpointId(90, LOST), CheckpointId(40, LOST))
+    assert choose_checkpoint([in_ram], listing(limits, committed=frozenset({newest}))) == newest
+    # The same step of both attempts: each has one half.
+    halves = {
+        CheckpointId(70, LOST): Listed(part_count=2, ranks=frozenset({0})),
+        checkpoint_id(60, 2): Listed(part_count=2, ranks=frozenset({1})),
+        checkpoint_id(70, 2): Listed(part_count=2, ranks=frozenset({1})),
+    }
+    committed = frozenset({checkpoint_id(50)})
+    durable = listing(limits, committed=committed, parts=halves)
+    assert choose_checkpoint([in_ram], durable) == checkpoint_id(50)
+
+
+@pytest.mark.parametrize("newest", [1, 2, 3])
+def test_the_newest_complete_checkpoint_of_an_attempt_that_storage_lost_is_given_up(
+    newest: int,
+) -> None:
+    # Storage was put back to attempt 1, and trained on by none or by two attempts since.
+    limits = {attempt_id(number): 10 * number for number in range(1, newest + 1)}
+    origin = checkpoint_id(10 * newest, newest)
+    durable = listing(limits, committed=frozenset({origin}))
+    complete = held_by_a(CheckpointId(80, LOST), status=CheckpointStatus.PROTECTED)
+    whole = held_by_a(CheckpointId(70, LOST), CheckpointId(90, LOST))
+    part = state((95, 2, 2, {0}))
+    assert given_up([whole, complete], durable, origin, ()) == (
+        GivenUp(CheckpointId(90, LOST), CheckpointStatus.COMPLETE, UNKNOWN_REASON),
+    )
+    (lost,) = given_up([complete, part], durable, origin, ())
+    assert (lost.id, lost.status) == (CheckpointId(80, LOST), CheckpointStatus.PROTECTED)
+    # What is no newer than the origin is no loss.
+    assert given_up([whole, complete], durable, checkpoint_id(90, newest), ()) == ()
+    deleted = msgspec.structs.replace(whole, deleted=(CheckpointId(90, LOST),))
+    assert [one.id.step for one in given_up([deleted], durable, origin, ())] == [70]
+
+
+def test_a_checkpoint_of_an_abandoned_attempt_is_not_given_up() -> None:
+    # Attempt 3 went back to attempt 1, so attempt 2 is off the timeline; storage has its record.
+    limits = limits_after({attempt_id(1): 10**15}, attempt_id(3), checkpoint_id(50), 10**15)
+    in_ram = state((90, 2, 1, {0}), (80, 1, 1, {0}))
+    assert given_up([in_ram], listing(limits), checkpoint_id(50), ()) == ()
 
 
 def a_report(**changes: object) -> Report:
     report = Report(
         run="run",
-        attempt=3,
+        attempt=attempt_id(3),
         incarnation=1,
         seq=1,
         version=1,
@@ -229,7 +294,7 @@ BAD = {
     "a billion ranks": encode_message(
         Orders(
             run="run",
-            attempt=3,
+            attempt=attempt_id(3),
             group="g",
             term=0,
             incarnation=1,
@@ -270,7 +335,7 @@ def test_spoilt_messages_are_refused_or_are_messages() -> None:
 
 
 def test_a_share_that_failed_after_a_leader_before_had_begun_it_anew_counts_as_failed() -> None:
-    table = CheckpointTable(2, {})
+    table = CheckpointTable(attempt_id(2), {})
     table.required, table.may_recycle, table.preserved = 1, True, frozenset()
     table.domains["a"] = table.domains["b"] = "d"
     step = checkpoint_id(10)

@@ -24,7 +24,8 @@ from holdfast.coordination.messages import (
 from holdfast.coordination.node import Node
 from holdfast.coordination.settings import Settings
 from holdfast.coordination.turn import AgentIdentity
-from tests.attempts import checkpoint_id
+from holdfast.format.names import NO_ATTEMPT, AttemptId
+from tests.attempts import attempt_id, checkpoint_id
 
 NOTHING = fa.Published()
 
@@ -55,7 +56,7 @@ def orders(
     verdict = CheckpointVerdict(checkpoint_id(50), CheckpointStatus.PROTECTED, drop)
     return Orders(
         run=run,
-        attempt=attempt,
+        attempt=attempt_id(attempt),
         group=group,
         term=0,
         incarnation=3,
@@ -79,7 +80,7 @@ def test_orders_of_an_older_attempt_are_answered_with_the_newer_one() -> None:
     assert not drops(done)
     (told,) = [e for e in done if isinstance(e, ef.Send) and e.host == "z"]
     assert isinstance(told.message, Newer)
-    assert (told.message.attempt, told.message.leader) == (2, "a")
+    assert (told.message.attempt, told.message.leader) == (attempt_id(2), "a")
     assert drops(machine.handle(fa.Received("a", orders(2, "g2", seq=2, drop=True)), 0.3, NOTHING))
 
 
@@ -93,7 +94,7 @@ def test_orders_that_were_overtaken_are_passed_over() -> None:
 
 def test_nothing_is_dropped_between_the_report_to_a_new_attempt_and_its_beginning() -> None:
     machine = a_member()
-    asks = WhoHolds(run="run", attempt=2, group="g3")
+    asks = WhoHolds(run="run", attempt=attempt_id(2), group="g3")
     machine.handle(fa.Received("c", asks), 0.2, NOTHING)
     drop = orders(2, "g2", seq=2, drop=True)
     assert not drops(machine.handle(fa.Received("a", drop), 0.3, NOTHING))
@@ -112,9 +113,9 @@ def test_nothing_is_dropped_while_trainers_here_begin_an_attempt() -> None:
 def test_a_host_that_hears_of_a_newer_attempt_fences_its_trainers_and_serves_no_older_one() -> None:
     machine = a_member()
     done = machine.handle(fa.Received("c", orders(3, "g3", seq=1)), 0.2, NOTHING)
-    assert [e.attempt for e in done if isinstance(e, ef.Fenced)] == [3]
-    assert not machine.serves(2)
-    assert machine.serves(3)
+    assert [e.attempt for e in done if isinstance(e, ef.Fenced)] == [attempt_id(3)]
+    assert not machine.serves(attempt_id(2))
+    assert machine.serves(attempt_id(3))
     sealed = fa.PartSealed(rank=1, id=checkpoint_id(60, 2), part_count=2, in_ram=True, is_due=True)
     late = machine.handle(sealed, 0.3, NOTHING)
     assert [e.id.step for e in drops(late) if isinstance(e, ef.Drop)] == [60]
@@ -124,7 +125,7 @@ def test_another_runs_messages_are_passed_over() -> None:
     machine = a_member()
     done = machine.handle(fa.Received("c", orders(3, "g3", seq=1, run="other")), 0.2, NOTHING)
     assert not done
-    assert machine.attempt == 2
+    assert machine.attempt == attempt_id(2)
 
 
 def test_a_rank_that_has_passed_the_target_makes_its_host_refuse_it() -> None:
@@ -156,26 +157,30 @@ def test_a_start_does_not_take_another_ones_record_for_its_own() -> None:
     )
     machine.handle(fa.Found(), 0.0, NOTHING)
     listed = fa.DurableListed(
-        newest_attempt=0, leader="", limits={}, committed=frozenset(), parts={}
+        newest_attempt=NO_ATTEMPT, leader="", limits={}, committed=frozenset(), parts={}
     )
     asked = []
     for group in ("g1", "g2"):
         joined = fa.RankJoined(group=group, rank=0, rank_count=1, leader="a", takeover=True)
         machine.handle(joined, 0.1, NOTHING)
         asked.append(asked_for(machine.handle(listed, 0.2, NOTHING)))
-    assert [one.attempt for one in asked] == [1, 1]
+    assert [one.attempt for one in asked] == [
+        AttemptId.of_start(1, group) for group in ("g1", "g2")
+    ]
     done = machine.handle(fa.AttemptBegun(asked[0]), 0.3, NOTHING)
     assert not [e for e in done if isinstance(e, ef.AttemptJoined)]
-    assert machine.attempt == 1
+    assert machine.attempt == asked[0].attempt
     done = machine.handle(fa.AttemptTaken(asked[1]), 0.4, NOTHING)
     assert ef.ListDurable() in done
-    limits = {1: 10**15}
+    limits = {asked[0].attempt: 10**15}
     listed = fa.DurableListed(
-        newest_attempt=1, leader="a", limits=limits, committed=frozenset(), parts={}
+        newest_attempt=asked[0].attempt, leader="a", limits=limits, committed=frozenset(), parts={}
     )
     second = asked_for(machine.handle(listed, 0.5, NOTHING))
     done = machine.handle(fa.AttemptBegun(second), 0.6, NOTHING)
-    assert [(e.group, e.attempt) for e in done if isinstance(e, ef.AttemptJoined)] == [("g2", 2)]
+    assert [(e.group, e.attempt.number) for e in done if isinstance(e, ef.AttemptJoined)] == [
+        ("g2", 2)
+    ]
 
 
 def told_alive(effects: list[ef.Effect]) -> list[Alive]:
@@ -189,13 +194,13 @@ def test_a_start_whose_record_stands_before_it_was_told_so_is_alive() -> None:
     machine.handle(fa.Found(), 0.0, NOTHING)
     machine.handle(fa.RankJoined(group="g1", rank=0, rank_count=1, leader="a"), 0.1, NOTHING)
     listed = fa.DurableListed(
-        newest_attempt=0, leader="", limits={}, committed=frozenset(), parts={}
+        newest_attempt=NO_ATTEMPT, leader="", limits={}, committed=frozenset(), parts={}
     )
     asked = asked_for(machine.handle(listed, 0.2, NOTHING))
-    probe = fa.Received("b", Probe(run="run", attempt=1, group="g2"))
+    probe = fa.Received("b", Probe(run="run", attempt=asked.attempt, group="g2"))
     (told,) = told_alive(machine.handle(probe, 0.3, NOTHING))
-    assert (told.is_living, told.attempt, told.group) == (True, 1, "g2")
-    other = fa.Received("b", Probe(run="run", attempt=2, group="g2"))
+    assert (told.is_living, told.attempt, told.group) == (True, asked.attempt, "g2")
+    other = fa.Received("b", Probe(run="run", attempt=attempt_id(2), group="g2"))
     assert not told_alive(machine.handle(other, 0.4, NOTHING))[0].is_living
     machine.handle(fa.AttemptBegun(asked), 0.5, NOTHING)
     assert told_alive(machine.handle(probe, 0.6, NOTHING))[0].is_living
@@ -210,7 +215,11 @@ def test_hosts_are_asked_again_until_storage_says_whether_the_attempt_has_begun(
     joined = fa.RankJoined(group="g3", rank=0, rank_count=1, leader="b", takeover=True)
     machine.handle(joined, 0.2, NOTHING)
     listed = fa.DurableListed(
-        newest_attempt=2, leader="a", limits={1: 50, 2: 10**15}, committed=frozenset(), parts={}
+        newest_attempt=attempt_id(2),
+        leader="a",
+        limits={attempt_id(1): 50, attempt_id(2): 10**15},
+        committed=frozenset(),
+        parts={},
     )
     # The other part of step 50 is on another host, if anywhere.
     assert asked_hosts(machine.handle(listed, 0.3, NOTHING)) == ["a"]

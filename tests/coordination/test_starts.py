@@ -9,9 +9,10 @@ from holdfast.coordination.effects import BeginAttempt, Effect, ListDurable
 from holdfast.coordination.inputs import DurableListed, ListingFailed, Published
 from holdfast.coordination.messages import CheckpointStatus, TargetKind
 from holdfast.coordination.rank_group import RankGroup
+from holdfast.coordination.restart_point import UNKNOWN_REASON
 from holdfast.coordination.settings import LEASE_SECS, TRIES_MAX, Settings
 from holdfast.coordination.turn import AgentIdentity, Turn
-from holdfast.format.names import CheckpointId
+from holdfast.format.names import NO_ATTEMPT, CheckpointId
 from tests.coordination.cases import make, reached, running, until
 from tests.coordination.world import World
 
@@ -91,7 +92,7 @@ def test_a_host_that_reports_late_and_a_lost_one_cost_nothing_that_was_protected
     assert list(world.storage.attempts) == [1]
     world.network.cut -= pairs
     until(world, lambda: job.is_running)
-    assert world.storage.attempts[2].origin == (newest.step, newest.attempt)
+    assert world.storage.attempts[2].origin == newest
     assert not any(host.given_up for host in world.hosts.values())
 
 
@@ -169,7 +170,7 @@ def test_a_lost_host_is_taken_over_once_its_lease_has_run_out(since_secs: float)
         return
     assert LEASE_SECS - 10 < waited_secs + since_secs < LEASE_SECS + FAST_SECS
     (told,) = awaited
-    assert (told.attempt, told.host) == (1, "h0000")
+    assert (told.attempt.number, told.host) == (1, "h0000")
     assert told.secs == pytest.approx(LEASE_SECS - since_secs, abs=10)
 
 
@@ -233,7 +234,7 @@ def test_a_host_that_stood_still_is_taken_over_and_can_do_nothing_when_it_goes_o
         world.run(world.now + 5)
     assert not first.living
     late = set(world.storage.manifests) - committed
-    assert not any(checkpoint.attempt == 1 for checkpoint in late)
+    assert not any(checkpoint.attempt.number == 1 for checkpoint in late)
 
 
 def test_an_agent_that_returns_to_its_trainers_renews_their_lease() -> None:
@@ -260,6 +261,53 @@ def test_of_two_starts_that_cannot_ask_each_other_one_wins(seed: int) -> None:
     assert sum(job.is_running for job in (first, second)) == 1
 
 
+def trained(world: World, hosts: list[str], secs: float, kind: TargetKind) -> CheckpointId:
+    """Train on `hosts` for a while, and end all trainers; return the newest checkpoint."""
+    status = {
+        TargetKind.DURABLE: CheckpointStatus.COMMITTED,
+        TargetKind.RAM: CheckpointStatus.PROTECTED,
+    }[kind]
+    job = running(world, hosts)
+    world.run(world.now + secs)
+    count = world.oracle.counts.get(status, 0)
+    world.wish(hosts[0], kind)
+    until(world, lambda: reached(world, status, count + 1))
+    job.kill()
+    return max(world.hosts[hosts[0]].ram, key=lambda checkpoint: checkpoint.age)
+
+
+@pytest.mark.parametrize("hosts", [["h0000"], ["h0000", "h0001"], ["h0001", "h0000"]])
+@pytest.mark.parametrize("is_agent_killed", [False, True])
+@pytest.mark.parametrize("lost_kind", [TargetKind.DURABLE, TargetKind.RAM])
+@pytest.mark.parametrize("shift", range(3))
+def test_a_run_that_was_put_back_goes_on_from_its_new_attempt_and_not_from_the_lost_one_in_ram(
+    shift: int, lost_kind: TargetKind, is_agent_killed: bool, hosts: list[str]
+) -> None:
+    world = make(2)
+    # Other groups, so that either of the two attempts 2 may have the greater token.
+    world.jobs_before = shift
+    first = trained(world, ["h0000"], 3.0, TargetKind.DURABLE)
+    # Only its RAM has the last checkpoints of the lost attempt.
+    world.are_writes_refused = lost_kind is TargetKind.RAM
+    lost = trained(world, ["h0000"], 20.0, lost_kind)
+    world.run(world.now + 1)
+    if is_agent_killed:
+        world.hosts["h0000"].kill_agent()
+    world.storage.put_back(1)
+    world.are_writes_refused = False
+    newest = trained(world, ["h0001"], 5.0, TargetKind.DURABLE)
+    assert world.storage.attempts[2].origin == first
+    assert newest.attempt.number == lost.attempt.number == 2
+    assert newest.attempt != lost.attempt
+    assert newest.step < lost.step
+    assert any(lost in host.ram for host in world.hosts.values())
+    running(world, hosts)
+    assert world.storage.attempts[3].origin == newest
+    assert list(world.storage.attempts) == [1, 2, 3]
+    given_up = [one for host in world.hosts.values() for one in host.given_up if one.id == lost]
+    assert [one.reason for one in given_up] == [UNKNOWN_REASON]
+
+
 def test_a_late_failure_of_another_listing_neither_repeats_a_begin_nor_refuses_it() -> None:
     settings = Settings()
     identity = AgentIdentity(run="r", host="h", domain="h", incarnation=1, settings=settings)
@@ -274,7 +322,9 @@ def test_a_late_failure_of_another_listing_neither_repeats_a_begin_nor_refuses_i
 
     assert effects_at(0.0) == [ListDurable()]
     start.listed_durable(
-        DurableListed(newest_attempt=0, leader="", limits={}, committed=frozenset(), parts={})
+        DurableListed(
+            newest_attempt=NO_ATTEMPT, leader="", limits={}, committed=frozenset(), parts={}
+        )
     )
     (begin,) = effects_at(1.0)
     assert isinstance(begin, BeginAttempt)

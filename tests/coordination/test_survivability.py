@@ -17,7 +17,7 @@ from holdfast.coordination.survivability import (
     outlook,
     standings,
 )
-from tests.attempts import checkpoint_id
+from tests.attempts import attempt_id, checkpoint_id
 from tests.coordination.jobs import survives
 from tests.coordination.test_cases import make, reached, running, until
 
@@ -35,7 +35,7 @@ def known(step: int, *durable: int, is_committed: bool = False) -> Known:
 
 def lead(*checkpoints: Known, committed: int | None = None) -> Lead:
     return Lead(
-        attempt=1,
+        attempt=attempt_id(1),
         term=0,
         rank_count=2,
         hosts=(),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from holdfast.coordination import effects as ef
 from holdfast.coordination import inputs as fa
 from holdfast.coordination.messages import CheckpointStatus, TargetKind
-from holdfast.format.names import CheckpointId
+from holdfast.format.names import NO_ATTEMPT, AttemptId, CheckpointId
 
 if TYPE_CHECKING:
     from tests.coordination.host import Host
@@ -28,7 +28,7 @@ class Trainer:
     rank: int
     host: Host
     step: int = -1
-    attempt: int = 0
+    attempt: AttemptId = NO_ATTEMPT
     is_attached: bool = True
     is_stopped: bool = False
     is_zombie: bool = False
@@ -71,7 +71,7 @@ class Trainer:
         """Report again to a new agent what the previous one may not have processed."""
         if not self.is_attached:
             return
-        if self.attempt == 0:
+        if not self.attempt:
             self.host.submit(self._joined())
         untold, self.untold = self.untold, []
         for item in untold:
@@ -83,7 +83,7 @@ class Trainer:
             else:
                 self.host.submit(report)
 
-    def attempt_joined(self, attempt: int, origin: CheckpointId | None) -> None:
+    def attempt_joined(self, attempt: AttemptId, origin: CheckpointId | None) -> None:
         if not self.is_attached or attempt <= self.attempt:
             return
         self.attempt = attempt
@@ -248,8 +248,7 @@ class Trainer:
             if self.job.has_ram:
                 host.hold(checkpoint, self.rank, count, is_own=True)
             else:
-                token = checkpoint.step, checkpoint.attempt, self.rank
-                world.storage.put_part(checkpoint, self.rank, count, token)
+                world.storage.put_part(checkpoint, self.rank, count, (checkpoint, self.rank))
                 world.oracle.part_held(host, checkpoint, self.rank, count)
             item = fa.PartSealed(
                 rank=self.rank,

@@ -58,6 +58,8 @@ class World:
     pull_failures: float = 0.0
     abandons: float = 0.0
     zombies: float = 0.0
+    jobs_before: int = 0
+    """The number in the first job's token, from which the tokens of attempts follow."""
 
     def __post_init__(self) -> None:
         self.rng = random.Random(self.seed)
@@ -108,7 +110,7 @@ class World:
         shape = self.shape
         job = Job(
             world=self,
-            token=f"g{len(self.jobs)}",
+            token=f"g{self.jobs_before + len(self.jobs)}",
             leader=hosts[0],
             rank_count=len(hosts) * shape.ranks_a_host,
             window=shape.window,

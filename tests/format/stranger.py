@@ -16,20 +16,16 @@ BLOCK, _digest = 8 * 1024 * 1024, xxhash.xxh3_128_hexdigest
 NUMPY = "bool complex64 complex128 float16 float32 float64 int8 int16 int32 int64 uint8 uint16 uint32 uint64"  # noqa: E501
 LACKING = "float4_e2m1fn_x2 int1 uint1 int2 uint2 int4 uint4 float4_e2m1fn float6_e2m3fn float6_e3m2fn float8_e3m4 float8_e4m3 float8_e4m3b11fnuz float8_e4m3fn float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz float8_e8m0fnu"  # noqa: E501
 DTYPES = {name: np.dtype(name).newbyteorder("<") for name in NUMPY.split()}
-DTYPES |= dict.fromkeys(LACKING.split(), np.dtype("u1")) | {"bfloat16": np.dtype("<u2")}
-DTYPES["complex32"] = np.dtype("<u4")
+DTYPES |= dict.fromkeys(LACKING.split(), "u1") | {"bfloat16": "<u2", "complex32": "<u4"}
 
 
 class BadRunError(Exception):
     """Raised if something in the run violates the format."""
 
 
-Attempt = tuple[int, str]
-
-
 class Checkpoint(NamedTuple):
     step: int
-    attempt: Attempt
+    attempt: tuple[int, str]
     arrays: dict[str, np.ndarray]
     values: dict[tuple, Any]
     rank_values: list[dict[tuple, Any]]
@@ -40,21 +36,18 @@ def read_newest(run: Path) -> Checkpoint:
     return read_checkpoint(run, *timeline(run)[-1])
 
 
-def timeline(run: Path) -> list[tuple[int, Attempt]]:
-    names = {p.stem for p in run.glob("attempts/*.json") if re.fullmatch(r"\d{9}", p.stem)}
-    number, origin, limits, newest = max(map(int, names)), None, {}, {}
-    while f"{number:09d}" in names:
-        record = _sealed(run / f"attempts/{number:09d}.json")
+def timeline(run: Path) -> list[tuple[int, tuple[int, str]]]:
+    records = {int(p.stem): p for p in run.glob(f"attempts/{'[0-9]' * 9}.json")}
+    number, limits, newest = max(records), {}, {}
+    while number in records:
+        record = _sealed(records[number])
         attempt = tuple(record["attempt"])
         _need(attempt[0] == number, "an attempt's own number")
-        if origin not in (None, attempt):
-            break
+        limits = limits or {attempt: float("inf")}
         step, origin = record["origin"] or (0, attempt)
-        limits.setdefault(attempt, float("inf"))
-        origin = tuple(origin)
-        if origin[0] >= number:
+        if attempt not in limits or origin[0] >= number:
             break
-        limits[origin], number = step, origin[0]
+        limits[tuple(origin)], number = step, origin[0]
     for path in run.glob("checkpoints/manifests/*.json"):
         found = re.fullmatch(r"\d{16}-(\d{9,16})\.([1-9]\d{0,8})-([0-9a-f]{8})", path.stem)
         step, attempt = (int(found[1]), (int(found[2]), found[3])) if found else (0, (0, ""))
@@ -63,16 +56,15 @@ def timeline(run: Path) -> list[tuple[int, Attempt]]:
     return sorted(newest.items())
 
 
-def _checkpoint(step: int, attempt: Attempt) -> str:
+def _checkpoint(step: int, attempt: tuple[int, str]) -> str:
     return "{:09d}.{}-{}".format(step, *attempt)
 
 
-def _manifest(run: Path, step: int, attempt: Attempt) -> Path:
-    name = f"{10**15 - step:016d}-{_checkpoint(step, attempt)}.json"
-    return run / "checkpoints/manifests" / name
+def _manifest(run: Path, step: int, attempt: tuple[int, str]) -> Path:
+    return run / f"checkpoints/manifests/{10**15 - step:016d}-{_checkpoint(step, attempt)}.json"
 
 
-def read_checkpoint(run: Path, step: int, attempt: Attempt) -> Checkpoint:
+def read_checkpoint(run: Path, step: int, attempt: tuple[int, str]) -> Checkpoint:
     folder = run / "checkpoints" / _checkpoint(step, attempt)
     manifest = _sealed(_manifest(run, step, attempt))
     _need((manifest["step"], manifest["attempt"]) == (step, [*attempt]), "the manifest's own name")
@@ -114,10 +106,8 @@ def _chunks(specs: list, at: int, rank: int, whole: np.ndarray) -> dict[str, np.
 
 
 def _cuts(cells: int | list[int], extent: int) -> list[slice]:
-    if isinstance(cells, int):
-        stops = [*range(cells, extent, cells or 1), extent]
-    else:
-        stops = [sum(cells[: i + 1]) for i in range(len(cells))]
+    even = [*range(cells, extent, cells or 1), extent] if isinstance(cells, int) else []
+    stops = even or [sum(cells[: i + 1]) for i in range(len(cells))]
     _need(stops[-1:] == [extent] and sorted(stops) == stops, "cells that add up to their axis")
     return [slice(*bounds) for bounds in zip([0, *stops], stops, strict=False)]
 

@@ -26,6 +26,7 @@ from holdfast.format.records import (
     SavedValue,
 )
 from holdfast.format.values import encode_value
+from tests.attempts import attempt_id, checkpoint_id
 from tests.engine.making import DTYPES, RUN_ID, Made, checkpoints, numpy_type, random_array
 
 PART = PartReference(record_digest="3" * 32, image_size_bytes=4096)
@@ -47,14 +48,16 @@ def _with_array(index: int = 0, **changes: Any) -> CheckpointSpec:
 
 
 def _manifest(spec: CheckpointSpec, part_count: int = 2) -> Manifest:
-    return Manifest(run_id=RUN_ID, step=10, attempt=1, parts=(PART,) * part_count, checkpoint=spec)
+    return Manifest(
+        run_id=RUN_ID, step=10, attempt=attempt_id(1), parts=(PART,) * part_count, checkpoint=spec
+    )
 
 
 def _part(**changes: Any) -> PartRecord:
     part = PartRecord(
         run_id=RUN_ID,
         step=10,
-        attempt=1,
+        attempt=attempt_id(1),
         rank=0,
         part_count=2,
         image_size_bytes=4096,
@@ -161,7 +164,11 @@ def test_a_contradictory_part_record_is_refused(changes: dict) -> None:
 
 def _reused(step: int, laid: tuple, used: tuple, attempt: int = 1) -> ReusedImage:
     return ReusedImage(
-        id=(step, attempt), image_size_bytes=4096, header_digest="4" * 32, laid=laid, used=used
+        origin=checkpoint_id(step, attempt),
+        image_size_bytes=4096,
+        header_digest="4" * 32,
+        laid=laid,
+        used=used,
     )
 
 
@@ -200,7 +207,7 @@ def test_images_that_may_be_reused_pass(reused: tuple) -> None:
         (msgspec.structs.replace(_reused(1, ((0, 1),), ((0, 1),)), image_size_bytes=-1),),
         (msgspec.structs.replace(_reused(1, ((0, 1),), ((0, 1),)), header_digest="4" * 31),),
         tuple(
-            msgspec.structs.replace(_reused(n, ((0, 99),), ((n, n + 1),)), id=(n, 1))
+            msgspec.structs.replace(_reused(n, ((0, 99),), ((n, n + 1),)), origin=checkpoint_id(n))
             for n in range(17)
         ),
     ],

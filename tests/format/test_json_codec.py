@@ -13,7 +13,7 @@ from holdfast.format.records import PartRecord
 # Threads take turns so often that they meet wherever they can.
 sys.setswitchinterval(1e-6)
 DATA = (
-    b'{"run_id":"r","step":1,"attempt":1,"rank":0,"part_count":1,"image_size_bytes":1,'
+    b'{"run_id":"r","step":1,"attempt":[1,"00000001"],"rank":0,"part_count":1,"image_size_bytes":1,'
     b'"header_digest":"d","blocks":[],"reused":[],"values":[],"checkpoint":null}'
 )
 together = threading.Barrier(8)

@@ -21,6 +21,7 @@ from holdfast.format.records import (
     encode_metrics,
 )
 from holdfast.format.sealed import FORMAT_VERSION, seal, unseal
+from tests.attempts import attempt_id, checkpoint_id
 from tests.engine.making import RUN_ID, TIME, Made, checkpoints, random_array
 
 RUN = RunRecord(run_id="run-1_A", time=TIME)
@@ -49,11 +50,16 @@ def _records() -> dict[str, msgspec.Struct]:
     return {
         "run": RUN,
         "attempt": AttemptRecord(
-            run_id=RUN_ID, attempt=2, origin=(1, 1), host="hé", pid=1, time=TIME
+            run_id=RUN_ID,
+            attempt=attempt_id(2),
+            origin=checkpoint_id(1),
+            host="hé",
+            pid=1,
+            time=TIME,
         ),
         "part": _part(made, 0),
         "manifest": Manifest(
-            run_id=RUN_ID, step=10, attempt=1, parts=(part,), checkpoint=made.spec
+            run_id=RUN_ID, step=10, attempt=attempt_id(1), parts=(part,), checkpoint=made.spec
         ),
     }
 

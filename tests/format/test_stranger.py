@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import ml_dtypes
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -23,11 +24,11 @@ from holdfast.engine.lifecycle.catalog import list_checkpoints
 from holdfast.engine.lifecycle.commit import read_part
 from holdfast.engine.lifecycle.references import remove_durable
 from holdfast.engine.lifecycle.run import create_run
-from holdfast.format.names import CheckpointId
+from holdfast.format.names import AttemptId, CheckpointId, manifest_key
 from holdfast.format.records import Alias
 from holdfast.format.values import TensorValue, encode_value
 from holdfast.policy.save_decision_policy import FixedIntervalPolicy
-from tests.attempts import checkpoint_id
+from tests.attempts import attempt_id, checkpoint_id
 from tests.engine.making import (
     DTYPES,
     ML_DTYPES,
@@ -46,7 +47,6 @@ from tests.format import stranger
 from tests.format.example import write_example
 from tests.format.stranger import BadRunError, read_newest, timeline
 from tests.hosts import host, wait_until
-from tests.manifests import manifest_path
 
 
 def _write_run(root: Path, *made: Made, origins: tuple = (None,)) -> None:
@@ -65,7 +65,7 @@ def _as_bits(array: np.ndarray) -> np.ndarray:
 
 def _assert_read(made: Made, root: Path) -> stranger.Checkpoint:
     found = read_newest(root)
-    assert CheckpointId(found.step, found.attempt) == made.id
+    assert CheckpointId(found.step, AttemptId(*found.attempt)) == made.id
     assert {*found.arrays} == {spec.name for spec in made.specs}
     for spec, array in zip(made.specs, made.arrays.values(), strict=True):
         expected, read = _as_bits(array), found.arrays[spec.name]
@@ -155,7 +155,12 @@ def test_a_stranger_reads_what_keeps_images_of_earlier_checkpoints(
             if data.draw(st.booleans()):
                 store, last = disk(Path(folder)), chain.made[-2].id
                 remove_durable(store, list_checkpoints(store), [last])
-                assert not manifest_path(Path(folder), last.step, last.attempt).exists()
+                assert not (Path(folder) / manifest_key(last)).exists()
+
+
+def _read_as(*checkpoints: tuple[int, int]) -> list:
+    """Return (step, attempt number) pairs as the stranger reads them."""
+    return [(step, msgspec.structs.astuple(attempt_id(n))) for step, n in checkpoints]
 
 
 def test_a_stranger_follows_the_timeline(tmp_path: Path) -> None:
@@ -164,10 +169,10 @@ def test_a_stranger_follows_the_timeline(tmp_path: Path) -> None:
         one = made[step, attempt] = Made(id=checkpoint_id(step, attempt))
         one.add(("w",), random_array((4,), "float32", step * 10 + attempt))
     _write_run(tmp_path, *made.values(), origins=(None, (10, 1), (20, 1)))
-    assert timeline(tmp_path) == [(10, 1), (20, 1), (30, 3)]
+    assert timeline(tmp_path) == _read_as((10, 1), (20, 1), (30, 3))
     _assert_read(made[30, 3], tmp_path)
     (tmp_path / "attempts" / "000000003.json").unlink()
-    assert timeline(tmp_path) == [(10, 1), (20, 2)]
+    assert timeline(tmp_path) == _read_as((10, 1), (20, 2))
     _assert_read(made[20, 2], tmp_path)
 
 
@@ -248,7 +253,7 @@ def test_a_stranger_notices_a_missing_or_a_cut_file(name: str, example: Path) ->
 
 def test_a_stranger_notices_parts_that_were_swapped(example: Path, tmp_path: Path) -> None:
     shutil.copytree(example, tmp_path, dirs_exist_ok=True)
-    folder = tmp_path / "checkpoints" / "000000130.1"
+    folder = tmp_path / "checkpoints" / "000000130.1-9f2c41ab"
     for kind in ("part-0000{}-of-00002.json", "image-0000{}-of-00002.safetensors"):
         shutil.copy(folder / kind.format(0), folder / kind.format(1))
     with pytest.raises(BadRunError):
@@ -303,7 +308,7 @@ def test_a_stranger_reads_what_the_manager_saved(
             assert manager.save(5, state, metrics={"loss": 0.5})
         wait_until(lambda: not os.listdir(here.folder))
     found = read_newest(tmp_path / "run")
-    assert (found.step, found.attempt) == (5, 1)
+    assert (found.step, found.attempt[0]) == (5, 1)
     expected = {
         "params/kernel": np.arange(64, dtype=np.float32).reshape(8, 8),
         "params/bias": np.asarray(state["params"]["bias"]).view(np.uint16),

@@ -14,13 +14,11 @@ from pathlib import Path
 
 from holdfast.agent import protocol
 from holdfast.clock import Clock
-from holdfast.format.names import RUN_FILE, CheckpointId
+from holdfast.format.names import RUN_FILE, CheckpointId, manifest_key
 from holdfast.store.disk import DiskStore
 from holdfast.store.object_folder import make_folder
 from holdfast.testing.crash_states import CrashState, materialise
 from holdfast.testing.recording import Log, RecordingFileSystem
-from tests.attempts import checkpoint_id
-from tests.manifests import manifest_path
 from tests.trust.crash_oracle import (
     Attempted,
     Attempting,
@@ -35,6 +33,11 @@ from tests.trust.in_process import InProcessHost, StepClock, Trainer
 
 START = "start"
 TOKENS_BETWEEN = 500_000
+
+
+def named(one: CheckpointId) -> Id:
+    """The oracle's name of a checkpoint."""
+    return Id(one.step, one.attempt.number)
 
 
 def places(root: Path) -> dict[str, Path]:
@@ -94,7 +97,7 @@ class RecordedHost(PlacedHost):
 
     def posted(self, notice: protocol.Notice) -> None:
         if notice.kind == "committed" and notice.id is not None:
-            self.mark(Durable(Id(*notice.id)))
+            self.mark(Durable(named(notice.id)))
 
     def settle(self) -> None:
         """Let the agent notice ended processes, then act until it has nothing to do."""
@@ -107,14 +110,15 @@ class RecordedHost(PlacedHost):
         """A new group of trainers, which has to get this attempt from this origin."""
         self.mark(Attempting(attempt, origin))
         trainer = self.attach(count, takeover=takeover)
-        found = trainer.place.attempt, trainer.place.origin
+        place = trainer.place
+        found = place.attempt.number, named(place.origin) if place.origin else None
         assert found == (attempt, origin), found
         self.mark(Attempted(attempt))
         return trainer
 
     def take(self, trainer: Trainer, step: int, *, due: bool = True) -> None:
         """Every rank seals its part in RAM."""
-        one = Id(step, trainer.attempt)
+        one = Id(step, trainer.attempt.number)
         self.mark(Begun(one))
         self.save(trainer, step, durable=due)
         self.mark(Sealed(one, due))
@@ -127,28 +131,28 @@ class RecordedHost(PlacedHost):
     def take_half(self, trainer: Trainer, step: int) -> None:
         """Rank 0 alone seals its part."""
         one = CheckpointId(step, trainer.attempt)
-        self.mark(Begun(Id(step, trainer.attempt)))
+        self.mark(Begun(named(one)))
         self.seal(trainer, one, 0)
         self.tell_sealed(trainer, one, 0)
 
     def write_direct(self, trainer: Trainer, step: int, rank: int) -> None:
         """One rank writes its part to the durable tier, as where there is no RAM."""
         one = CheckpointId(step, trainer.attempt)
-        self.mark(Begun(Id(step, trainer.attempt)))
+        self.mark(Begun(named(one)))
         store = DiskStore(self.run, self.clock, self.files)
         self.write_part(store, *self.begin_part(store, trainer, one, rank))
 
     def go_back(self, trainer: Trainer, attempt: int, origin: Id | None) -> None:
         """The same processes begin a new attempt from `origin`."""
         self.mark(Attempting(attempt, origin))
-        self.branch(trainer, CheckpointId(*origin) if origin else None)
-        assert trainer.attempt == attempt
+        self.branch(trainer, self.real(*origin) if origin else None)
+        assert trainer.attempt.number == attempt
         self.mark(Attempted(attempt))
 
     def remove(self, step: int) -> None:
         """Asks for a deletion, and waits for it."""
         found = self.look().find(step)
-        one = Id(found.step, found.attempt)
+        one = named(found)
         self.mark(Deleting(one))
         self.delete(step)
         self.mark(Deleted(one))
@@ -169,12 +173,12 @@ class RecordedHost(PlacedHost):
         self.start_agent()
         for one in self.look().timeline:
             if self.is_committed(one):
-                self.mark(Durable(Id(one.step, one.attempt)))
+                self.mark(Durable(named(one)))
         self.settle()
 
     def is_committed(self, one: CheckpointId) -> bool:
         """Return whether its manifest is on the disk."""
-        return manifest_path(self.run, one.step, one.attempt).exists()
+        return (self.run / manifest_key(one)).exists()
 
     def leave(self) -> None:
         """The agent goes: its folder is moved away whole, then removed."""
@@ -266,7 +270,7 @@ def agent_crash_then_adoption(host: RecordedHost) -> None:
     host.crash_agent()
     host.start()
     host.start_agent()
-    host.join(trainer, attempt=1)
+    host.join(trainer, attempt=trainer.attempt)
     host.settle()
     host.take_durable(trainer, 3)
 
@@ -320,7 +324,7 @@ def straight_to_the_durable_tier(host: RecordedHost) -> None:
     for step in (2, 3):
         for rank in range(2):
             host.write_direct(trainer, step, rank)
-            host.tell_sealed(trainer, checkpoint_id(step), rank, tier="durable")
+            host.tell_sealed(trainer, host.real(step, 1), rank, tier="durable")
         host.settle()
 
 
@@ -399,7 +403,7 @@ def reused_images_straight_to_the_durable_tier(host: RecordedHost) -> None:
     host.start()
     for step in (2, 3, 4, 5):
         host.write_direct(trainer, step, 0)
-        host.tell_sealed(trainer, checkpoint_id(step), tier="durable")
+        host.tell_sealed(trainer, host.real(step, 1), tier="durable")
         host.settle()
 
 
@@ -466,7 +470,7 @@ def going_on(host: RecordedHost) -> None:
     """After a crash: another agent, another attempt, and one step more is made durable."""
     host.come_back()
     on = host.look().timeline
-    origin = Id(on[-1].step, on[-1].attempt) if on else None
+    origin = named(on[-1]) if on else None
     trainer = host.join_new(host.state.events.attempt + 1, origin)
     host.take_durable(trainer, origin.step + 1 if origin else 1)
 
@@ -503,4 +507,4 @@ class ReopenedHost(PlacedHost):
     def is_all_committed(self) -> bool:
         """Whether all that the timeline offers is durable."""
         timeline = self.look().timeline
-        return all(manifest_path(self.run, c.step, c.attempt).exists() for c in timeline)
+        return all((self.run / manifest_key(c)).exists() for c in timeline)

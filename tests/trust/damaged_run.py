@@ -35,7 +35,7 @@ from holdfast.format.values import encode_value
 from holdfast.store.contract import Store
 from holdfast.store.disk import DiskStore
 from holdfast.store.ram import RamStore
-from tests.attempts import checkpoint_id
+from tests.attempts import attempt_id, checkpoint_id
 from tests.engine.making import random_array, same_bits
 from tests.engine.reusing import images_reusing, link_images
 from tests.engine.stores import ram
@@ -47,7 +47,7 @@ BLOCK = 8 * 1024 * 1024
 # Attempt 2 continued from 20.1 and attempt 3 from 30.2: 30.1 and 40.2 are on abandoned branches.
 ORIGINS = [None, checkpoint_id(20), checkpoint_id(30, 2)]
 SAVED = {1: (10, 20, 30), 2: (30, 40), 3: (40, 50)}
-TIMELINE = [CheckpointId(*c) for c in ((10, 1), (20, 1), (30, 2), (40, 3), (50, 3))]
+TIMELINE = [checkpoint_id(*c) for c in ((10, 1), (20, 1), (30, 2), (40, 3), (50, 3))]
 NEWEST = checkpoint_id(50, 3)
 AHEAD = checkpoint_id(60, 3)
 """Stands in RAM alone."""
@@ -90,12 +90,12 @@ def right_arrays(checkpoint: CheckpointId, big: bool) -> dict[tuple, np.ndarray]
     ]
     if big:
         kinds.append((("big",), (BLOCK + 100,), "uint8"))
-    first = checkpoint.step * 1000 + checkpoint.attempt * 100
+    first = checkpoint.step * 1000 + checkpoint.attempt.number * 100
     found = {
         path: random_array(shape, kind, first + n) for n, (path, shape, kind) in enumerate(kinds)
     }
     # This one stays as it is for as long as an attempt goes on.
-    return found | {STAYS: random_array((16, 12), "float32", checkpoint.attempt)}
+    return found | {STAYS: random_array((16, 12), "float32", checkpoint.attempt.number)}
 
 
 def right_state(checkpoint: CheckpointId, rank: int, big: bool) -> dict[str, Any]:
@@ -105,7 +105,7 @@ def right_state(checkpoint: CheckpointId, rank: int, big: bool) -> dict[str, Any
     for (name, *rest), array in arrays.items():
         if not rest:
             tree[name] = array[()] if name == "scalar" else array
-    tree["epoch"] = checkpoint.step * 7 + checkpoint.attempt
+    tree["epoch"] = checkpoint.step * 7 + checkpoint.attempt.number
     tree["data"] = {"file": ("a", rank), "left": 2**70 + checkpoint.step}
     return tree
 
@@ -211,7 +211,7 @@ class DamagedRun:
         create_run(self.durable, str(self.run), RUN_ID, TIME)
         for attempt, origin in enumerate(ORIGINS, 1):
             start = AttemptStart(run_id=RUN_ID, origin=origin, host="h", pid=1, time=TIME)
-            begin_attempt(self.durable, attempt, start)
+            begin_attempt(self.durable, attempt_id(attempt), start)
             for step in SAVED[attempt]:
                 checkpoint = checkpoint_id(step, attempt)
                 before = TIMELINE[-2] if self.keeps and checkpoint == NEWEST else None

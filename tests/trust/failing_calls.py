@@ -19,7 +19,7 @@ import numpy as np
 from holdfast.engine.lifecycle.attempts import (
     AttemptStart,
     begin_attempt,
-    newest_attempt,
+    newest_number,
     read_attempts,
 )
 from holdfast.engine.lifecycle.catalog import list_checkpoints
@@ -45,7 +45,7 @@ from holdfast.store.file_system import LOCAL, FileSystem
 from holdfast.store.ram import RamStore
 from holdfast.store.slots import SLOTS, SlotPool
 from holdfast.testing.failing import FailingFileSystem, FailurePlan
-from tests.attempts import checkpoint_id
+from tests.attempts import attempt_id, checkpoint_id
 from tests.engine.making import RUN_ID, TIME, Made, begin, random_array, same_bits, sources_of
 from tests.engine.reusing import Chain
 from tests.trust.in_process import StepClock
@@ -275,16 +275,16 @@ def _check_recovered(place: Place) -> None:
 
 def _begin(place: Place) -> None:
     start = AttemptStart(run_id=RUN_ID, origin=OLD, host="h", pid=1, time=TIME)
-    number = newest_attempt(place.durable) + 1
-    place.begun = begin_attempt(place.durable, number, start)
+    attempt = attempt_id(newest_number(place.durable) + 1)
+    place.begun = begin_attempt(place.durable, attempt, start)
 
 
 def _check_begun(place: Place) -> None:
     attempts = read_attempts(place.sound()[1])
     assert place.begun is not None
     # A number whose record was put before the failure stays taken.
-    assert place.begun.attempt in (2, 3)
-    assert attempts[place.begun.attempt] == place.begun
+    assert place.begun.attempt.number in (2, 3)
+    assert attempts[place.begun.attempt.number] == place.begun
 
 
 CASES = [

@@ -132,7 +132,7 @@ class Targets:
             if record.checkpoint is not None:
                 _use(record.checkpoint, record.part_count)
         elif isinstance(record, AttemptRecord):
-            attempts = {record.attempt: record, 1: record}
+            attempts = {record.attempt.number: record, 1: record}
             last_steps(attempts)
             on_timeline([checkpoint_id(20), NEWEST], attempts)
 

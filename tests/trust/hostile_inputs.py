@@ -17,6 +17,7 @@ from holdfast.events.schema import StateRestored
 from holdfast.format.sealed import seal
 from holdfast.format.values import encode_value
 from holdfast.policy import preservation_policy, save_decision_policy
+from tests.attempts import checkpoint_id
 
 Json = Any
 
@@ -190,16 +191,31 @@ VALUES = [
 ]
 
 NAMES = [
-    *("000000120.3", "1000000000.1", "0000000120.3", "000000120.03", "1000000000000000.999999999"),
+    *(
+        "000000120.3-9f2c41ab",
+        "1000000000.1-9f2c41ab",
+        "0000000120.3-9f2c41ab",
+        "000000120.03-9f2c41ab",
+        "1000000000000000.999999999-00000000",
+    ),
     *("part-00000-of-00002.json", "part-1000000-of-1000000.json", "part-00002-of-00002.json"),
     *(
         "000000001.json",
         "000000001.copy.json",
-        "0999999999999880-000000120.3.json",
+        "0999999999999880-000000120.3-9f2c41ab.json",
         "image-00000-of-00002.safetensors",
     ),
-    "image-00000-of-00002.from-000000120.3.safetensors",
-    *(".hidden", "..", ".", "a/b", "", "00000012٣.3", "000000120.3\n", "part-+0001-of-00002.json"),
+    "image-00000-of-00002.from-000000120.3-9f2c41ab.safetensors",
+    *(
+        ".hidden",
+        "..",
+        ".",
+        "a/b",
+        "",
+        "00000012٣.3-9f2c41ab",
+        "000000120.3-9f2c41ab\n",
+        "part-+0001-of-00002.json",
+    ),
 ]
 
 
@@ -219,6 +235,7 @@ _DURABLE = protocol.TierPolicies(
     save=save_decision_policy.encode(save_decision_policy.FixedIntervalPolicy(4)).decode(),
     preserve=preservation_policy.encode(preservation_policy.LatestN(2)).decode(),
 )
+ONE = checkpoint_id(1)
 MESSAGES: dict[str, Any] = {
     "attach": protocol.Attach(
         group="g",
@@ -231,14 +248,14 @@ MESSAGES: dict[str, Any] = {
         ram_limit_bytes=1 << 20,
         linger_secs=1.0,
     ),
-    "branch": protocol.Branch(group="g", rank=0, attempt=1, origin=(1, 1)),
-    "slot": protocol.WantSlot(rank=0, id=(1, 1), size_bytes=4096),
-    "sealed": protocol.Sealed(rank=0, id=(1, 1), part_count=1, tier="ram", durable=True),
-    "abandoned": protocol.Abandoned(rank=0, id=(1, 1), reason="r"),
+    "branch": protocol.Branch(group="g", rank=0, attempt=ONE.attempt, origin=ONE),
+    "slot": protocol.WantSlot(rank=0, id=ONE, size_bytes=4096),
+    "sealed": protocol.Sealed(rank=0, id=ONE, part_count=1, tier="ram", durable=True),
+    "abandoned": protocol.Abandoned(rank=0, id=ONE, reason="r"),
     "watch": protocol.Watch(group="g", rank=0, cursor=0),
-    "judged": protocol.Judged(newest=(1, 1), keep=((1, 1),)),
+    "judged": protocol.Judged(newest=ONE, keep=(ONE,)),
     "request": protocol.RequestSave(),
-    "delete": protocol.Delete(ids=((1, 1),)),
+    "delete": protocol.Delete(ids=(ONE,)),
     "report": protocol.EventReport(
         event=StateRestored(step=1, attempt=1, rank=0, sources={"ram": 8}, secs=0.5)
     ),

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
+from msgspec.structs import astuple
 
 from holdfast.agent import protocol
 from holdfast.agent.config import AgentConfig
@@ -24,6 +25,7 @@ from holdfast.agent.notices import NoticeBoard
 from holdfast.agent.service import Service
 from holdfast.agent.state import AgentState, open_state
 from holdfast.clock import Clock
+from holdfast.engine.lifecycle.attempts import read_attempt
 from holdfast.engine.lifecycle.run import create_run
 from holdfast.engine.reading.restore import fill_targets
 from holdfast.engine.reading.sources import CheckpointSources
@@ -32,7 +34,7 @@ from holdfast.engine.saving.part import PartImages, PartPlan
 from holdfast.engine.saving.part_writer import write_part
 from holdfast.errors import ObjectNotFoundError
 from holdfast.format.layout import Chunk, image_layout
-from holdfast.format.names import CheckpointId
+from holdfast.format.names import AttemptId, CheckpointId
 from holdfast.format.placement import RestoreTarget
 from holdfast.format.records import ArraySpec, CheckpointSpec, Container, PartRecord, SavedValue
 from holdfast.policy import preservation_policy
@@ -41,7 +43,6 @@ from holdfast.store.contract import Store
 from holdfast.store.disk import DiskStore
 from holdfast.store.file_system import LOCAL, FileSystem
 from holdfast.store.ram import RamStore
-from tests.attempts import checkpoint_id
 from tests.engine.reusing import images_reusing, link_images
 
 RUN_ID = "0123456789abcdef0123456789abcdef"
@@ -76,13 +77,14 @@ class StepClock:
 
 def right_array(checkpoint: CheckpointId) -> np.ndarray:
     """What the array of a checkpoint holds: other bits for every step of every attempt."""
-    seed = (checkpoint.step, checkpoint.attempt)
+    attempt = checkpoint.attempt
+    seed = (checkpoint.step, attempt.number, int(attempt.token, 16))
     return np.random.default_rng(seed).integers(0, 2**32, ARRAY_SIZE, np.uint32)
 
 
-def right_base(attempt: int) -> np.ndarray:
+def right_base(attempt: AttemptId) -> np.ndarray:
     """What the array that never changes holds, where there is one."""
-    return right_array(checkpoint_id(0, 1_000_000 + attempt))
+    return right_array(CheckpointId(0, AttemptId(1_000_000 + attempt.number, attempt.token)))
 
 
 def right_plan(
@@ -104,7 +106,7 @@ def right_plan(
             for name in (("w", "base") if has_base else ("w",))
         ),
         containers=(Container(path=(), kind="dict"),),
-        values=(SavedValue(path=("id",), value=[checkpoint.step, checkpoint.attempt]),),
+        values=(SavedValue(path=("id",), value=[checkpoint.step, *astuple(checkpoint.attempt)]),),
         process_values=(),
     )
     return PartPlan(
@@ -120,7 +122,8 @@ def right_plan(
 
 def read_checkpoint(sources: CheckpointSources) -> tuple[CheckpointId, np.ndarray]:
     """Return a checkpoint's recorded owner and its array; digests are checked."""
-    (step, attempt) = sources.spec.values[0].value
+    step, number, token = sources.spec.values[0].value
+    attempt = AttemptId(number, token)
     found = [np.zeros(ARRAY_SIZE, np.uint32) for _ in sources.spec.arrays]
     region = ((0,), (ARRAY_SIZE,))
     fill_targets(
@@ -129,7 +132,7 @@ def read_checkpoint(sources: CheckpointSources) -> tuple[CheckpointId, np.ndarra
     )
     for base in found[1:]:
         assert base.tobytes() == right_base(attempt).tobytes(), "the base holds other bits"
-    return checkpoint_id(step, attempt), found[0]
+    return CheckpointId(step, attempt), found[0]
 
 
 @dataclass
@@ -143,7 +146,7 @@ class Trainer:
     stores: list[RamStore] = field(default_factory=list)
 
     @property
-    def attempt(self) -> int:
+    def attempt(self) -> AttemptId:
         return self.place.attempt
 
 
@@ -184,7 +187,7 @@ class InProcessHost:
         self.remote_request: protocol.RemoteRequest | None = None
         self.keeps = False
         """Whether there is an array that never changes, and that is not written again."""
-        self._last: dict[tuple[str, int, int], PartRecord] = {}
+        self._last: dict[tuple[str, AttemptId, int], PartRecord] = {}
         self._operations: list[Coroutine[Any, Any, Any]] = []
         """What the agent wants done in the stores, and does when it is given its turn."""
         self._groups = 0
@@ -294,7 +297,9 @@ class InProcessHost:
         """What the agent takes for the trainer's process."""
         return subprocess.Popen(["sleep", "1000"])
 
-    def join(self, trainer: Trainer, *, takeover: bool = False, attempt: int | None = None) -> None:
+    def join(
+        self, trainer: Trainer, *, takeover: bool = False, attempt: AttemptId | None = None
+    ) -> None:
         """Attaches each rank; `attempt` where it had a place with an agent that is gone."""
         assert self.service is not None
         durable = protocol.TierPolicies(
@@ -338,7 +343,7 @@ class InProcessHost:
             plan, images = self.begin_part(store, trainer, checkpoint, rank)
             request = protocol.WantSlot(
                 rank=rank,
-                id=(checkpoint.step, checkpoint.attempt),
+                id=checkpoint,
                 size_bytes=images.own.size_bytes,
             )
             slot = self.call(self.service.want_slot(request, trainer.process.pid))
@@ -386,7 +391,7 @@ class InProcessHost:
         assert self.service is not None
         request = protocol.Sealed(
             rank=rank,
-            id=(checkpoint.step, checkpoint.attempt),
+            id=checkpoint,
             part_count=trainer.count,
             tier=tier,
             durable=durable,
@@ -396,12 +401,9 @@ class InProcessHost:
     def branch(self, trainer: Trainer, origin: CheckpointId | None) -> None:
         """Goes back to `origin`: every rank asks for a new attempt."""
         assert self.service is not None
-        came_from = None if origin is None else (origin.step, origin.attempt)
         before = trainer.attempt
         for rank in range(trainer.count):
-            request = protocol.Branch(
-                group=trainer.group, rank=rank, attempt=before, origin=came_from
-            )
+            request = protocol.Branch(group=trainer.group, rank=rank, attempt=before, origin=origin)
             (trainer.place,) = self.call_and_wait(self.service.branch(request, trainer.process.pid))
 
     def detach(self, trainer: Trainer) -> None:
@@ -420,7 +422,7 @@ class InProcessHost:
         """As `CheckpointManager.delete`."""
         assert self.service is not None
         found = self.look().find(step)
-        request = protocol.Delete(ids=((found.step, found.attempt),))
+        request = protocol.Delete(ids=(found,))
         pid = self.trainers[-1].process.pid if self.trainers else 0
         self.call(self._while_it_acts(self.service.delete(request, pid)))
 
@@ -435,6 +437,10 @@ class InProcessHost:
         return await task
 
     # What a person or a trainer sees.
+
+    def real(self, step: int, number: int) -> CheckpointId:
+        """The checkpoint of a step in the run's attempt with that number."""
+        return CheckpointId(step, read_attempt(DiskStore(self.run, self.clock), number).attempt)
 
     def stores(self) -> tuple[Store, Store]:
         """The tiers as a reader opens them."""

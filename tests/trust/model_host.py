@@ -33,7 +33,7 @@ from tests.trust.in_process import (
 )
 from tests.trust.model_oracle import Id, Policy
 
-FOLDER = re.compile(r"(\d{9,})\.(\d+)")
+FOLDER = re.compile(r"(\d{9,})\.(\d+)(?:-[0-9a-f]{8})?")
 PART = re.compile(r"part-(\d{5})-of-(\d{5})\.json")
 
 
@@ -113,7 +113,7 @@ class ModelHost(InProcessHost):
         """How saves have ended, as this agent has notified: the checkpoint, and the kind."""
         notices = self.state.notices._notices
         ended = (n for n in notices if n.kind not in ("protected", "preserved"))
-        return {Id(*n.id): n.kind for n in ended if n.id is not None}
+        return {named(n.id): n.kind for n in ended if n.id is not None}
 
     def lose_ram(self) -> None:
         """The power goes: what is on the tmpfs is gone."""
@@ -125,15 +125,15 @@ class ModelHost(InProcessHost):
     def want_slot(self, trainer: Trainer, one: Id, rank: int = 0) -> protocol.Slot:
         """Asks for a slot and does not fill it."""
         assert self.service is not None
-        size = right_plan(_real(one), rank, trainer.count, self.clock.now()).layout.size_bytes
-        request = protocol.WantSlot(rank=rank, id=tuple(one), size_bytes=size)
+        size = right_plan(self.real(*one), rank, trainer.count, self.clock.now()).layout.size_bytes
+        request = protocol.WantSlot(rank=rank, id=self.real(*one), size_bytes=size)
         return self.call(self.service.want_slot(request, trainer.process.pid))
 
     def fill(self, trainer: Trainer, one: Id, rank: int, slot: str) -> None:
         """Fills a slot that the trainer has, whatever the agent thinks of it by now."""
-        plan = right_plan(_real(one), rank, trainer.count, self.clock.now())
+        plan = right_plan(self.real(*one), rank, trainer.count, self.clock.now())
         store = RamStore(self.folder / "ram", lambda size: slot, self.clock, self.files)
-        array = right_array(_real(one))
+        array = right_array(self.real(*one))
         try:
             write_part(store, plan, lambda c: array[c.start[0] : c.stop[0]].view(np.uint8).data)
         finally:
@@ -144,7 +144,7 @@ class ModelHost(InProcessHost):
         assert self.service is not None
         request = protocol.Sealed(
             rank=rank,
-            id=tuple(one),
+            id=self.real(*one),
             part_count=trainer.count,
             tier="ram",
             durable=True,
@@ -155,7 +155,7 @@ class ModelHost(InProcessHost):
     def abandon(self, trainer: Trainer, one: Id, rank: int) -> None:
         """Report that one rank could not make its part."""
         assert self.service is not None
-        request = protocol.Abandoned(rank=rank, id=tuple(one), reason="it could not")
+        request = protocol.Abandoned(rank=rank, id=self.real(*one), reason="it could not")
         self.call(self.service.abandoned(request, trainer.process.pid))
 
     # The contents of the folders, read from their names alone.
@@ -232,8 +232,4 @@ def _is_whole(names: set[str]) -> bool:
 
 def named(one: CheckpointId) -> Id:
     """The oracle's name of a checkpoint."""
-    return Id(one.step, one.attempt)
-
-
-def _real(one: Id) -> CheckpointId:
-    return CheckpointId(*one)
+    return Id(one.step, one.attempt.number)

@@ -34,7 +34,7 @@ from holdfast.store.disk import DiskStore
 from holdfast.store.file_system import LocalFileSystem
 from holdfast.store.location import RunLocation
 from holdfast.store.ram import RamStore
-from tests.attempts import checkpoint_id
+from tests.attempts import checkpoint_id, folder_of
 from tests.engine.making import flip_bit, memory_folder
 from tests.hosts import host
 from tests.trust.damaged_run import (
@@ -88,7 +88,7 @@ def warnings_of_holdfast() -> Iterator[list[str]]:
         logger.removeHandler(listener)
 
 
-NEWEST_COPY = f"{NEWEST.attempt:09d}.copy.json"
+NEWEST_COPY = f"{NEWEST.attempt.number:09d}.copy.json"
 
 
 def restore(run: DamagedRun, view: str, rank: int) -> Answer:
@@ -388,7 +388,7 @@ def test_a_manager_restores_what_is_right_and_tells_what_was_not(
             for step in (1, 2, 3):
                 assert manager.save(step, manager_state(step), force=True)
                 manager.wait_until_finished(timeout_secs=60)
-            folder = Path(own.agent().folder) / "ram/checkpoints/000000003.1"
+            folder = folder_of(Path(own.agent().folder) / "ram", 3)
             for number in range(count):
                 path = sorted(folder.iterdir())[number % 2]
                 pristine = path.read_bytes()
@@ -398,9 +398,9 @@ def test_a_manager_restores_what_is_right_and_tells_what_was_not(
                 report = manager.last_restore
                 assert report is not None
                 assert (report.step, report.skipped) == (3, ())
-                assert f"checkpoints/000000003.1/{path.name}" in report.passed_over[0], where
+                assert f"checkpoints/{folder.name}/{path.name}" in report.passed_over[0], where
                 overwrite(path, pristine)
-        damaged = tmp_path / "run/checkpoints/000000003.1/image-00000-of-00001.safetensors"
+        damaged = folder_of(tmp_path / "run", 3) / "image-00000-of-00001.safetensors"
         where, spoilt = spoil_data(damaged, damaged.read_bytes(), rng)
         overwrite(damaged, spoilt)
         stop = subprocess.run(

@@ -19,7 +19,7 @@ import pytest
 
 from holdfast.engine.reading.sources import readable
 from holdfast.errors import HoldfastError
-from holdfast.format.names import CheckpointId
+from holdfast.format.names import AttemptId, CheckpointId, checkpoint_name
 from holdfast.job.opening import open_run
 from holdfast.job.rendezvous import OneProcess, Rendezvous
 from holdfast.policy.preservation_policy import LatestN
@@ -48,6 +48,7 @@ from tests.trust.crash_scenarios import (
     first_save,
     going_on,
     gone_on,
+    named,
     next_save,
     overwrite,
     places,
@@ -86,7 +87,7 @@ def reopened(state: CrashState, root: Path, kept_count: int = KEPT_COUNT) -> Out
         host.settle()
         adopted = seen(host)
         trainer = host.attach()
-        origin = Id(*trainer.place.origin) if trainer.place.origin else None
+        origin = named(trainer.place.origin) if trainer.place.origin else None
         saved = host.save(trainer, origin.step + 1 if origin else 1)
         host.settle()
         after = seen(host)
@@ -100,7 +101,7 @@ def reopened(state: CrashState, root: Path, kept_count: int = KEPT_COUNT) -> Out
         after=after,
         newest_attempt=newest,
         origin=origin,
-        saved=Id(saved.step, saved.attempt),
+        saved=named(saved),
         failed=tuple(failures(host.run, adopted)),
         left=(
             *(str(one).replace(f"{root}/", "") for one in left_over(root)),
@@ -120,7 +121,7 @@ def seen(host: InProcessHost) -> Seen:
             assert said == one, f"{one} says that it is {said}"
             assert array.tobytes() == right_array(one).tobytes(), f"{one} holds other bits"
             READ_RIGHT.add(stored)
-    return Seen(frozenset(map(_id, found)), tuple(map(_id, view.timeline)))
+    return Seen(frozenset(map(named, found)), tuple(map(named, view.timeline)))
 
 
 READ_RIGHT: set[Hashable] = set()
@@ -135,10 +136,6 @@ def stored_bytes(host: InProcessHost, one: CheckpointId) -> Hashable:
     )
 
 
-def _id(one: CheckpointId) -> Id:
-    return Id(one.step, one.attempt)
-
-
 def failures(run: Path, adopted: Seen) -> Iterator[str]:
     """Return the events that report a failure, without those of fenced data off the timeline."""
     for event in events(run, *BAD_EVENTS):
@@ -149,7 +146,7 @@ def failures(run: Path, adopted: Seen) -> Iterator[str]:
 
 def left_over(root: Path) -> Iterator[str]:
     """Unfinished files, empty folders, halves of checkpoints, and more slots than are in use."""
-    named = named_images(root / "disk" / "runs" / "one")
+    kept = named_images(root / "disk" / "runs" / "one")
     committed = manifests(root / "disk" / "runs" / "one")
     for top in (root / "disk" / "runs" / "one", root / "shm" / "agent" / "ram"):
         for folder, folders, names in os.walk(top):
@@ -162,10 +159,10 @@ def left_over(root: Path) -> Iterator[str]:
                 )
             path = Path(folder)
             is_checkpoint = path.parent.name == "checkpoints" and path.name != "manifests"
-            is_whole = path.name in committed
+            is_whole = path.name.partition("-")[0] in committed
             if top.name == "ram":
                 is_whole = "part-00000-of-00001.json" in names
-            if is_checkpoint and not is_whole and not named.issuperset(full(folder, names)):
+            if is_checkpoint and not is_whole and not kept.issuperset(full(folder, names)):
                 yield f"half a checkpoint {folder}: {sorted(names)}"
     slots = list((root / "shm" / "agent" / "ram" / "slots").iterdir())
     if len(slots) > SLOTS_MAX:
@@ -184,7 +181,7 @@ def named_images(run: Path) -> set[str]:
         for rank, part in enumerate(manifest["parts"]):
             image = f"image-{rank:05d}-of-{len(manifest['parts']):05d}.safetensors"
             for step, _ in part["origins"]:
-                origin = f"{step:09d}.{manifest['attempt']}"
+                origin = checkpoint_name(CheckpointId(step, AttemptId(*manifest["attempt"])))
                 found.add(str(run / "checkpoints" / origin / image))
     return found
 

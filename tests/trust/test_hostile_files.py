@@ -204,9 +204,9 @@ def test_a_linked_checkpoint_is_none(run: DamagedRun) -> None:
 
 
 def test_a_link_to_itself_and_links_to_nowhere_are_none(run: DamagedRun) -> None:
-    (run.run / "checkpoints/000000070.3").symlink_to("000000070.3")
-    (run.run / "checkpoints/000000080.3").symlink_to("/nowhere")
-    (run.run / "checkpoints/000000090.3").symlink_to("..")
+    (run.run / "checkpoints/000000070.3-00000003").symlink_to("000000070.3-00000003")
+    (run.run / "checkpoints/000000080.3-00000003").symlink_to("/nowhere")
+    (run.run / "checkpoints/000000090.3-00000003").symlink_to("..")
     assert restored(run).id == NEWEST
 
 
@@ -214,10 +214,10 @@ def test_a_delete_through_a_link_touches_nothing(run: DamagedRun) -> None:
     outside = run.root / "outside"
     outside.mkdir()
     (outside / "part-00000-of-00001.json").write_bytes(b"mine")
-    (run.run / "checkpoints/000000070.3").symlink_to(outside)
+    (run.run / "checkpoints/000000070.3-00000003").symlink_to(outside)
     for call in (run.durable.delete, lambda key: run.durable.put(key, b"")):
         with pytest.raises(HoldfastError):
-            call("checkpoints/000000070.3/part-00000-of-00001.json")
+            call("checkpoints/000000070.3-00000003/part-00000-of-00001.json")
     assert (outside / "part-00000-of-00001.json").read_bytes() == b"mine"
 
 
@@ -266,14 +266,25 @@ def _remove_chain(root: Path) -> None:
 
 HOSTILE_NAMES = [
     *(
-        "000000050.3\n",
-        "000000050.03",
-        "0000000050.3",
-        "00000005٣.3",
-        "-00000050.3",
-        "000000050.-3",
+        "000000050.3-00000003\n",
+        "000000050.03-00000003",
+        "0000000050.3-00000003",
+        "00000005٣.3-00000003",
+        "-00000050.3-00000003",
+        "000000050.-3-00000003",
+        "000000050.3",
+        "000000050.3-0000000",
+        "000000050.3-0000000G",
+        "000000050.3-0000000A",
+        "000000050.3-000000030",
     ),
-    *("9" * 16 + ".1", "000000050.0", "000000050.9999999999", "000000050.3 ", "000000050,3"),
+    *(
+        "9" * 16 + ".1-00000001",
+        "000000050.0-00000000",
+        "000000050.9999999999-00000003",
+        "000000050.3-00000003 ",
+        "000000050,3-00000003",
+    ),
     *("%2e%2e", "\udcff\udcfe", "CON", "a" * 255),
 ]
 

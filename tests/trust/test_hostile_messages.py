@@ -87,7 +87,9 @@ async def _answered(agent: InProcessHost, name: str, data: bytes) -> str:
 
 def _group(**changes: int) -> bytes:
     member = {"rank": 0, "seat": 0, "pid": 1, "started": 1.0} | changes
-    return json.dumps({"group": "g", "attempt": 1, "count": 1, "members": [member]}).encode()
+    return json.dumps(
+        {"group": "g", "attempt": [1, "00000001"], "count": 1, "members": [member]}
+    ).encode()
 
 
 def messages(agent: InProcessHost, seed: int, count: int) -> Counter[str]:
@@ -122,9 +124,11 @@ BOUNDS = {
     "a rank that no job has": ("slot", {"rank": 10**6}),
     "a size that overflows": ("slot", {"size_bytes": 2**63}),
     "a negative size": ("slot", {"size_bytes": -1}),
-    "a negative step": ("sealed", {"id": [-1, 1]}),
-    "a step beyond the last": ("sealed", {"id": [10**15 + 1, 1]}),
-    "an attempt beyond the last": ("sealed", {"id": [1, 10**9]}),
+    "a negative step": ("sealed", {"id": [-1, [1, "00000001"]]}),
+    "a step beyond the last": ("sealed", {"id": [10**15 + 1, [1, "00000001"]]}),
+    "an attempt beyond the last": ("sealed", {"id": [1, [10**9, "00000001"]]}),
+    "an attempt without a number": ("sealed", {"id": [1, 1]}),
+    "an attempt named by a path": ("sealed", {"id": [1, [1, "../../.."]]}),
     "no parts": ("sealed", {"part_count": 0}),
     "too many parts": ("sealed", {"part_count": 10**6 + 1}),
     "an unknown tier": ("sealed", {"tier": "../durable"}),
@@ -167,7 +171,7 @@ def test_a_branch_of_a_rank_that_never_attached_is_refused_and_begins_nothing(
     agent: InProcessHost,
 ) -> None:
     trainer = agent.attach()
-    request = protocol.Branch(group=trainer.group, rank=7, attempt=1, origin=None)
+    request = protocol.Branch(group=trainer.group, rank=7, attempt=trainer.attempt, origin=None)
     assert agent.service is not None
     with pytest.raises(HoldfastError):
         agent.call(agent.service.branch(request, trainer.process.pid))
@@ -178,12 +182,12 @@ def test_a_branch_of_a_rank_that_never_attached_is_refused_and_begins_nothing(
 
 GROUPS: dict[str, bytes | None] = {
     "nothing": b"",
-    "cut off": b'{"group":"g","attempt":1,"cou',
+    "cut off": b'{"group":"g","attempt":[1,"00000001"],"cou',
     "another type": b"[]",
-    "no UTF-8": b'{"group":"\xff","attempt":1,"count":1,"members":[]}',
+    "no UTF-8": b'{"group":"\xff","attempt":[1,"00000001"],"count":1,"members":[]}',
     "deep": b'{"x":' + b"[" * 100_000,
     "a folder": None,
-    "no members": b'{"group":"g","attempt":1,"count":1,"members":[]}',
+    "no members": b'{"group":"g","attempt":[1,"00000001"],"count":1,"members":[]}',
     "a pid below 0": _group(pid=-5),
     "a pid beyond all": _group(pid=2**70),
     "the pid of init": _group(pid=1),

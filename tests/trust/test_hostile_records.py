@@ -17,7 +17,7 @@ from holdfast.adapt.contract import EVERYTHING
 from holdfast.clock import SystemClock
 from holdfast.engine.lifecycle.attempts import read_attempts
 from holdfast.engine.reading.view import view_of
-from holdfast.errors import CheckpointDamagedError, HoldfastError, NewerFormatError, StorageError
+from holdfast.errors import CheckpointDamagedError, HoldfastError, NewerFormatError
 from holdfast.format.check import check_manifest
 from holdfast.format.names import manifest_key
 from holdfast.format.records import AttemptRecord, Manifest, PartRecord, RunRecord
@@ -26,6 +26,7 @@ from holdfast.format.timeline import last_steps
 from holdfast.format.values import decode_value, encode_value
 from holdfast.manager.restoring import Rounds, restore_newest
 from holdfast.store.contract import check_key
+from tests.attempts import attempt_id, checkpoint_id
 from tests.engine.making import memory_folder
 from tests.trust.damaged_run import (
     NEWEST,
@@ -113,7 +114,7 @@ def assert_refused_for(run: DamagedRun, *words: str) -> None:
     assert found.id == TIMELINE[-2]
     assert same_tree(found.state, right_state(found.id, 0, False))
     ((step, attempt, reason),) = found.report.skipped
-    assert (step, attempt) == (NEWEST.step, NEWEST.attempt)
+    assert (step, attempt) == (NEWEST.step, NEWEST.attempt.number)
     for word in words:
         assert word in reason
     assert peak_bytes < MEMORY_MAX_BYTES
@@ -331,7 +332,7 @@ def test_deep_nesting_is_refused(run: DamagedRun, depth: int) -> None:
     deep = b"[" * depth + b"]" * depth
     for old, new in (
         (b'"value":353', b'"value":' + deep),
-        (b'"attempt":3', b'"attempt":3,"x":' + deep),
+        (b'"attempt":[3,', b'"x":' + deep + b',"attempt":[3,'),
         (b'"run_id":"0', b'"run_id":' + b'{"a":' * depth + b"1" + b"}" * depth + b',"y":"0'),
     ):
         try:
@@ -456,29 +457,43 @@ def test_a_dict_with_huge_keys_can_be_saved_and_read() -> None:
 # Attempts.
 
 
-@pytest.mark.parametrize(
-    "origin", [[20, 3], [20, 4], [20, 10**9], [20, -1], [-5, 1], [10**100, 2], [20, 10**100]]
-)
-def test_an_attempt_that_came_from_nowhere_ends_the_timeline(
-    run: DamagedRun, origin: list[int]
-) -> None:
+def _put_origin(run: DamagedRun, origin: tuple[int, int]) -> None:
+    """Give attempt 3 and its copy another origin, under a right digest."""
     for name in ("000000003.json", "000000003.copy.json"):
         path = run.run / "attempts" / name
         tree = json.loads(path.read_bytes())
         del tree["digest"]
-        path.write_bytes(sealed_json({**tree, "origin": origin}))
-    try:
-        view = view_of([run.durable], run.durable)
-    except StorageError:
-        assert origin[1] == 10**100
-        return
+        step, number = origin
+        path.write_bytes(sealed_json({**tree, "origin": [step, [number, "00000003"]]}))
+
+
+@pytest.mark.parametrize("origin", [(20, 3), (20, 4)])
+def test_an_attempt_that_came_from_nowhere_ends_the_timeline(
+    run: DamagedRun, origin: tuple[int, int]
+) -> None:
+    _put_origin(run, origin)
+    view = view_of([run.durable], run.durable)
     assert view.timeline[-2:] == tuple(TIMELINE[-2:])
+
+
+@pytest.mark.parametrize("origin", [(20, 10**9), (20, -1), (-5, 1), (10**100, 2), (20, 10**100)])
+def test_an_attempt_that_came_from_an_impossible_one_is_refused_by_name(
+    run: DamagedRun, origin: tuple[int, int]
+) -> None:
+    _put_origin(run, origin)
+    with pytest.raises(CheckpointDamagedError, match=r"attempts/000000003\.json"):
+        view_of([run.durable], run.durable)
 
 
 def test_a_loop_of_attempts_ends(run: DamagedRun) -> None:
     record = msgspec.json.decode(
         (run.run / "attempts/000000003.json").read_bytes(), type=AttemptRecord
     )
-    loop = {n: msgspec.structs.replace(record, attempt=n, origin=(1, n % 3 + 1)) for n in (1, 2, 3)}
-    assert set(last_steps(loop)) == {1, 3}
+    loop = {
+        n: msgspec.structs.replace(
+            record, attempt=attempt_id(n), origin=checkpoint_id(1, n % 3 + 1)
+        )
+        for n in (1, 2, 3)
+    }
+    assert set(last_steps(loop)) == {attempt_id(1), attempt_id(3)}
     assert set(read_attempts(run.durable)) == {1, 2, 3}

@@ -120,8 +120,8 @@ class Machine(RuleBasedStateMachine):
         offered = self.oracle.offered()
         origin = offered[-1] if offered else None
         trainer = self.host.attach(count, takeover=takeover)
-        assert trainer.attempt == self.oracle.begin(origin, policy)
-        assert trainer.place.origin == origin
+        assert trainer.attempt.number == self.oracle.begin(origin, policy)
+        assert trainer.place.origin == (self.host.real(*origin) if origin else None)
         self._forget()
         self.trainer = trainer
         self.last = origin.step if origin else -1
@@ -221,7 +221,7 @@ class Machine(RuleBasedStateMachine):
 
     def _next(self, gap: int) -> Id:
         self.last += gap
-        return Id(self.last, self.trainer.attempt)
+        return Id(self.last, self.trainer.attempt.number)
 
     def _seal(self, one: Id, rank: int) -> None:
         slot = self.host.want_slot(self.trainer, one, rank)
@@ -241,7 +241,7 @@ class Machine(RuleBasedStateMachine):
     def _tell(self, one: Id, rank: int, due: bool) -> None:
         if due and one not in self.heard:
             self.accepted.setdefault(one, set()).add(rank)
-        self.host.tell_sealed(self.trainer, one, rank, durable=due)
+        self.host.tell_sealed(self.trainer, self.host.real(*one), rank, durable=due)
         self.oracle.tell(one, rank, due)
 
     # Going back.
@@ -275,7 +275,7 @@ class Machine(RuleBasedStateMachine):
         found = self.host.look().find(origin.step)
         assert named(found) == origin
         self.host.branch(self.trainer, found)
-        assert self.trainer.attempt == self.oracle.begin(origin)
+        assert self.trainer.attempt.number == self.oracle.begin(origin)
         # A half that was left behind can never become whole.
         self.half = None
 
@@ -396,7 +396,7 @@ class Machine(RuleBasedStateMachine):
         self.host.join(self.trainer, attempt=self.trainer.attempt)
         self.oracle.policy = self.policy_of_trainer()
         for one, ranks in list(self.accepted.items()):
-            if one.attempt != self.trainer.attempt:
+            if one.attempt != self.trainer.attempt.number:
                 # The manager was patient for ten minutes before it left this one behind.
                 del self.accepted[one]
                 continue
@@ -416,10 +416,10 @@ class Machine(RuleBasedStateMachine):
         """A trainer that was overtaken is refused, and changes nothing."""
         self._begin(f"zombie: {how}")
         zombie = self.zombies[pick % len(self.zombies)]
-        one = Id(self.last + 1, zombie.attempt)
+        one = Id(self.last + 1, zombie.attempt.number)
         calls: dict[str, Any] = {
             "slot": lambda: self.host.want_slot(zombie, one),
-            "seal": lambda: self.host.tell_sealed(zombie, one),
+            "seal": lambda: self.host.tell_sealed(zombie, self.host.real(*one)),
             "branch": lambda: self.host.branch(zombie, None),
             "join": lambda: self.host.join(zombie, attempt=zombie.attempt),
         }
@@ -455,7 +455,7 @@ class Machine(RuleBasedStateMachine):
             group = self.host.state.group
             assert group is not None
             assert (group.group, group.attempt) == (self.trainer.group, self.trainer.attempt)
-            assert group.attempt == max(self.oracle.attempts)
+            assert group.attempt.number == max(self.oracle.attempts)
 
     @invariant()
     def nothing_is_left_over_once_all_is_done(self) -> None:

@@ -58,7 +58,7 @@ def test_a_half_of_an_older_attempt_is_dropped_once_the_new_one_saves(host: Mode
     host.settle()
     half = Id(20, 1)
     sealed(host, trainer, half, 1)
-    host.tell_sealed(trainer, half, 1)
+    host.tell_sealed(trainer, host.real(*half), 1)
     host.branch(trainer, first)
     host.save(trainer, 15)
     host.settle()
@@ -72,7 +72,7 @@ def test_a_half_is_answered_when_its_trainers_went_back(host: ModelHost) -> None
     host.settle()
     half = Id(20, 1)
     sealed(host, trainer, half, 1)
-    host.tell_sealed(trainer, half, 1)
+    host.tell_sealed(trainer, host.real(*half), 1)
     host.branch(trainer, first)
     host.settle()
     assert host.answers()[half] == "left behind"
@@ -84,7 +84,7 @@ def test_what_all_ranks_sealed_is_kept_where_one_of_them_died_untold(host: Model
     one = Id(10, 1)
     for rank in (0, 1):
         sealed(host, trainer, one, rank)
-    host.tell_sealed(trainer, one, 0)
+    host.tell_sealed(trainer, host.real(*one), 0)
     check_offered(host, [one])
     host.kill_trainer(trainer)
     host.settle()
@@ -119,12 +119,12 @@ def test_a_slot_of_before_is_not_filled_over_a_sealed_image(host: ModelHost, how
     else:
         host.crash_agent()
         host.start_agent()
-        host.join(late, attempt=1)
+        host.join(late, attempt=late.attempt)
         trainer = late
-    one = Id(20, trainer.attempt)
+    one = Id(20, trainer.attempt.number)
     for rank in (1, 0):
         sealed(host, trainer, one, rank)
-        host.tell_sealed(trainer, one, rank)
+        host.tell_sealed(trainer, host.real(*one), rank)
     with contextlib.suppress(StorageError):
         host.fill(late, old, 0, slot.name)
     check_offered(host, [one])
@@ -260,6 +260,46 @@ def test_parts_of_a_step_that_was_saved_anew_are_cleared_by_its_commit(host: Mod
     assert host.unfinished() == []
 
 
+# A run that is put back.
+
+
+@pytest.mark.parametrize("how", ["agent lives", "agent killed"])
+def test_a_run_that_was_put_back_goes_on_from_where_another_host_took_it(
+    host: ModelHost, tmp_path: Path, how: str
+) -> None:
+    """RAM here has newer steps of an attempt 2 that the run lost; another host began its own."""
+    first = host.attach()
+    host.save(first, 10)
+    host.settle()
+    host.detach(first)
+    shutil.copytree(host.run, tmp_path / "before")
+    lost = host.attach()
+    for step in (20, 90):
+        host.save(lost, step)
+        host.settle()
+    host.kill_trainer(lost)
+    host.settle()
+    # An agent that lives notices a replaced directory, but not replaced contents.
+    for name in ("attempts", "checkpoints"):
+        shutil.rmtree(host.run / name)
+        shutil.copytree(tmp_path / "before" / name, host.run / name)
+    with contextlib.closing(ModelHost(tmp_path / "other", run=host.run)) as other:
+        other.clock.tokens = 100
+        other.start_agent()
+        trainer = other.attach()
+        newest = other.save(trainer, 20)
+        other.settle()
+        other.detach(trainer)
+    if how == "agent killed":
+        host.crash_agent()
+        host.start_agent()
+    again = host.attach(takeover=True)
+    assert newest.attempt.number == lost.attempt.number == 2
+    assert newest.attempt != lost.attempt
+    assert (again.attempt.number, again.place.origin) == (3, newest)
+    assert host.look().timeline[-1] == newest
+
+
 # The fenced.
 
 
@@ -269,10 +309,10 @@ def test_a_fenced_trainer_that_gives_up_does_not_free_a_slot_of_the_new_one(
     """A manager does so whenever a save of its was refused."""
     zombie = host.attach(count=2)
     trainer = host.attach(count=2, takeover=True)
-    one = Id(10, trainer.attempt)
+    one = Id(10, trainer.attempt.number)
     first = host.want_slot(trainer, one, 0)
     with pytest.raises(FencedError):
-        host.abandon(zombie, Id(10, zombie.attempt), 0)
+        host.abandon(zombie, Id(10, zombie.attempt.number), 0)
     second = host.want_slot(trainer, one, 1)
     assert first.name != second.name
 
@@ -282,7 +322,7 @@ def test_a_fenced_trainer_can_delete_nothing(host: ModelHost) -> None:
     trainer = host.attach(takeover=True)
     one = named(host.save(trainer, 10))
     host.settle()
-    request = protocol.Delete(ids=(tuple(one),))
+    request = protocol.Delete(ids=(host.real(*one),))
     with pytest.raises(FencedError):
         host.call(host.service.delete(request, zombie.process.pid))
     check_offered(host, [one])
@@ -320,7 +360,7 @@ def test_a_save_that_was_dropped_is_answered_by_the_next_agent_too(host: ModelHo
     trainer = host.attach(count=2)
     half = Id(10, 1)
     sealed(host, trainer, half, 1)
-    host.tell_sealed(trainer, half, 1)
+    host.tell_sealed(trainer, host.real(*half), 1)
     host.save(trainer, 20)
     host.settle()
     host.crash_agent()

@@ -30,8 +30,8 @@ from tests.hosts import wait_until
 from tests.peers import RUN, TOKEN, reaching, serving
 
 SIZE = 12 << 20
-RECORD = "checkpoints/000000010.1/part-00000-of-00001.json"
-IMAGE = "checkpoints/000000010.1/image-00000-of-00001.safetensors"
+RECORD = "checkpoints/000000010.1-00000001/part-00000-of-00001.json"
+IMAGE = "checkpoints/000000010.1-00000001/image-00000-of-00001.safetensors"
 LIMITS = PeerLimits(connection_count_max=8, idle_secs=1.0, piece_secs=1.0)
 WAIT_SECS = 20.0
 
@@ -370,7 +370,7 @@ def test_what_is_on_its_way_stays_as_it_is_whatever_happens_to_the_slot(
 ) -> None:
     """What `sendfile` sent are the slot's own pages, also when the server has done with them."""
     size = 100_000
-    key = "checkpoints/000000011.1/image-00000-of-00001.safetensors"
+    key = "checkpoints/000000011.1-00000001/image-00000-of-00001.safetensors"
     own.put(key, content(size, 3))
     with serving(root, PeerLimits(idle_secs=60.0)) as server, connected(server) as made:
         made.sendall(request(objects(key)).replace(b"Connection: close\r\n", b""))

@@ -21,6 +21,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.agent.trainer_group import GroupRecord, read_record, write_record
+from tests.attempts import attempt_id
 from tests.hosts import Host, events, host, is_running, wait_until
 from tests.store.places import mounted
 from tests.trust.cgroups import memory_cgroup
@@ -190,12 +191,12 @@ def test_ram_that_is_too_small_from_the_start_is_said_once_and_the_disk_goes_on(
 def test_a_group_that_finds_no_room_leaves_no_older_one(tmp_path: Path) -> None:
     with mounted("tmpfs", tmp_path / "ram", "size=64k") as folder:
         path = folder / "group.json"
-        write_record(path, GroupRecord(group="first", attempt=1, count=1))
+        write_record(path, GroupRecord(group="first", attempt=attempt_id(1), count=1))
         found = read_record(path)
         assert found is not None
-        assert found.attempt == 1
+        assert found.attempt == attempt_id(1)
         fill_up(folder)
-        write_record(path, GroupRecord(group="second", attempt=2, count=1))
+        write_record(path, GroupRecord(group="second", attempt=attempt_id(2), count=1))
         assert read_record(path) is None
 
 

@@ -37,7 +37,6 @@ from holdfast.policy.save_decision_policy import FixedIntervalPolicy
 from holdfast.store.bucket import BucketStore
 from holdfast.store.durable import DurableStore
 from holdfast.testing.object_server import ObjectServer, Plan, Trouble, no_trouble, troubles
-from tests.attempts import checkpoint_id
 from tests.engine.making import memory_folder
 from tests.trust.in_process import (
     RUN_ID,
@@ -203,7 +202,7 @@ def fill(server: ObjectServer, newest: CheckpointId) -> None:
     keys = [key for key in server.objects if f"/{newest}/" in key]
     manifest = server.objects[PREFIX + manifest_key(newest)][0]
     for step in range(1, newest.step):
-        one = checkpoint_id(step)
+        one = CheckpointId(step, newest.attempt)
         for key in keys:
             server.put(key.replace(str(newest), str(one)), [server.objects[key][0]])
         server.put(PREFIX + manifest_key(one), [manifest])
@@ -237,7 +236,7 @@ def test_opening_and_restoring_takes_12_requests_with_5000_checkpoints(ranks: in
         view = newest_view_of([bucket], bucket, listing_of_agent(host, again))
         assert view.timeline[-1] == newest
         assert view.sources(newest).id == newest
-        assert again.place.origin == (newest.step, newest.attempt)
+        assert again.place.origin == newest
         found = server.requests - before
     assert found == {
         # The attempts, the newest manifests, and the objects of the newest checkpoint.
@@ -307,7 +306,7 @@ def requests_of_two_tiers(count: int) -> tuple[Counter[str], Counter[str]]:
         assert other is not None
         view = newest_view_of([bucket, other], bucket, listing_of_agent(host, again), remote=other)
         assert view.timeline[-1] == newest
-        assert again.place.origin == (newest.step, newest.attempt)
+        assert again.place.origin == newest
         assert view.timeline[-1] == newest
         assert view.sources(newest).id == newest
         return server.requests - before[0], remote.requests - before[1]
@@ -323,7 +322,7 @@ def test_a_live_attempt_goes_on_while_the_attempts_of_its_remote_tier_are_damage
         trainer = host.attach()
         host.settle()
         host.crash_agent()
-        for key in attempt_keys(trainer.attempt):
+        for key in attempt_keys(trainer.attempt.number):
             remote.put(PREFIX + key, [b"{}"])
         host.start_agent()
         # The restarted agent lists both tiers for the attempt that it finds.
@@ -342,9 +341,11 @@ def test_a_trainer_that_has_saved_is_given_no_listing_of_its_opening() -> None:
         assert listing_of_agent(host, trainer).numbers == ()
         host.detach(trainer)
         again = host.attach()
-        assert listing_of_agent(host, again).checkpoints.keys() == {checkpoint_id(1)}
-        host.seal(again, checkpoint_id(2, 2))
-        host.tell_sealed(again, checkpoint_id(2, 2))
+        assert listing_of_agent(host, again).checkpoints.keys() == {
+            CheckpointId(1, trainer.attempt)
+        }
+        host.seal(again, CheckpointId(2, again.attempt))
+        host.tell_sealed(again, CheckpointId(2, again.attempt))
         assert listing_of_agent(host, again).numbers == ()
 
 
@@ -361,12 +362,12 @@ def test_a_reader_of_a_stale_listing_does_not_get_a_deleted_checkpoint() -> None
         again, bucket = host.attach(), host.bucket
         listing = listing_of_agent(host, again)
         # Another host deletes the newest one meanwhile.
-        newest = checkpoint_id(2)
+        newest = CheckpointId(2, trainer.attempt)
         remove(bucket, newest, listing.checkpoints[newest])
         view = newest_view_of([bucket], bucket, listing)
         with pytest.raises(ObjectNotFoundError):
             view.sources(newest)
-        assert view.newest_sound() == checkpoint_id(1)
+        assert view.newest_sound() == CheckpointId(1, trainer.attempt)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -383,7 +384,7 @@ def test_saves_and_retention_over_a_bucket_in_trouble_lose_nothing(seed: int) ->
         host.crash_agent()
         host.start_agent()
         again = host.attach(2)
-        assert again.place.origin == (5, 1)
+        assert again.place.origin == CheckpointId(5, trainer.attempt)
     assert not server.uploads
 
 
@@ -408,7 +409,7 @@ class Told(HostOfBucket):
 
     def posted(self, notice: protocol.Notice) -> None:
         if notice.kind == "committed" and notice.id is not None:
-            self.committed.append(notice.id[0])
+            self.committed.append(notice.id.step)
 
 
 def save_until_death(server: ObjectServer, plan: Plan) -> list[int]:
@@ -444,12 +445,12 @@ def test_a_death_after_any_request_loses_nothing_that_was_acknowledged(is_done: 
             trainer = host.attach()
             origin = trainer.place.origin
             assert origin is not None, count
-            assert origin[0] >= committed[-1], count
-            step = origin[0] + 1
+            assert origin.step >= committed[-1], count
+            step = origin.step + 1
             host.save(trainer, step)
             host.settle()
             view = view_of([host.bucket], host.bucket)
-            assert [one.step for one in view.timeline] == [origin[0], step], count
+            assert [one.step for one in view.timeline] == [origin.step, step], count
             check_readable(host)
             # Nothing is left of other checkpoints.
             folders = {key.split("/")[3] for key in server.objects if "/checkpoints/" in key}

@@ -107,7 +107,7 @@ def test_a_store_forgets_the_folders_that_another_one_removed() -> None:
 
         def write_and_remove(first: int, count: int) -> None:
             for number in range(first, first + count):
-                key = f"checkpoints/{number:09d}.1/part-00000-of-00001.json"
+                key = f"checkpoints/{number:09d}.1-00000001/part-00000-of-00001.json"
                 writer.put(key, b"x")
                 remover.delete(key)
 

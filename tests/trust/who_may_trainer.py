@@ -59,13 +59,13 @@ def save(run: Path) -> dict:
     one = CheckpointId(1, place.attempt)
     clock = SystemClock()
     plan = right_plan(one, 0, 1, clock.now())
-    want = protocol.WantSlot(rank=0, id=(1, place.attempt), size_bytes=plan.layout.size_bytes)
+    want = protocol.WantSlot(rank=0, id=one, size_bytes=plan.layout.size_bytes)
     slot = client.call("slot", want, protocol.Slot)
     array = right_array(one).view("u1").data
     store = RamStore(Path(place.ram_folder), lambda size: slot.name, clock)
     write_part(store, plan, lambda chunk: array)
     store.close()
-    sealed = protocol.Sealed(rank=0, id=(1, place.attempt), part_count=1, tier="ram", durable=True)
+    sealed = protocol.Sealed(rank=0, id=one, part_count=1, tier="ram", durable=True)
     client.call("sealed", sealed, protocol.Empty)
     # A new agent also reports the protection, since it does not know of earlier drops.
     cursor, ends = 0, []

@@ -8,23 +8,28 @@ is missing was made for another place (`agent.ram_place`), or the place has lost
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, MutableMapping
 from pathlib import Path
 
 from holdfast.agent.ram_place import noted_place
 from holdfast.engine.lifecycle.attempts import read_attempt
 from holdfast.errors import ObjectNotFoundError
 from holdfast.format.names import AttemptId
+from holdfast.format.records import AttemptRecord
 from holdfast.store.durable import DurableStore
 
 
 def foreign_attempts(
-    folder: Path, store: DurableStore, attempts: Collection[AttemptId]
+    folder: Path,
+    store: DurableStore,
+    attempts: Collection[AttemptId],
+    known: MutableMapping[int, AttemptRecord] | None = None,
 ) -> set[AttemptId]:
     """Return those of the attempts that are not the attempts of `store`.
 
     One that `store` has no record of is foreign if the last agent worked on another place. At this
-    place its record was lost, and whoever finds it decides.
+    place its record was lost, and whoever finds it decides. The records that are read are added to
+    `known`.
 
     Raises:
         StorageError, CheckpointDamagedError, NewerFormatError: The store's record cannot be read.
@@ -34,9 +39,13 @@ def foreign_attempts(
     foreign = set()
     for attempt in attempts:
         try:
-            is_foreign = read_attempt(store, attempt.number).attempt != attempt
+            record = read_attempt(store, attempt.number)
         except ObjectNotFoundError:
             is_foreign = not is_here
+        else:
+            is_foreign = record.attempt != attempt
+            if known is not None:
+                known[attempt.number] = record
         if is_foreign:
             foreign.add(attempt)
     return foreign

@@ -106,7 +106,7 @@ class StorageWorker:
         self._layouts: PartLayouts | None = None
         self._no_spec_until_secs = -math.inf
         self.known_attempts: dict[int, AttemptRecord] = {}
-        """The records of attempts that were read since the last opening."""
+        """The records of attempts that were read since the last start, by number."""
         self._known_remote_attempts: dict[int, AttemptRecord] = {}
         self.opening = OpeningListing(state.clock)
 
@@ -453,7 +453,7 @@ class StorageWorker:
             found = self.opening.take_for_leader(wanted.attempt, wanted.since_step)
             found = found or self._list_newest(wanted.since_step)
         else:
-            found = self.opening.take_for_start() or self.list_for_opening()
+            found = self.opening.take_for_start() or self._list_for_start()
         newer = found
         if remote is not None and remote.newest_number > found.newest_number:
             # Begun by a start that shares the remote tier alone, maybe from an earlier checkpoint
@@ -483,6 +483,8 @@ class StorageWorker:
         if remote is None:
             return None
         since_step = wanted.since_step if wanted.attempt else self._oldest_step_in_ram()
+        if not wanted.attempt:
+            self._known_remote_attempts = {}
         try:
             return list_newest(remote.store, self._known_remote_attempts, since_step)
         except (CheckpointDamagedError, StorageError) as error:
@@ -494,11 +496,18 @@ class StorageWorker:
     def list_for_opening(self, *, is_for_start: bool = False) -> NewestListing:
         """List the newest checkpoints, for the later steps of an opening too."""
         changes = self.opening.changes
-        # Read anew: the run may have been put back to an earlier state and trained on since.
-        self.known_attempts = {}
         found = self._list_newest(self._oldest_step_in_ram())
         self.opening.keep(found, changes, is_for_start=is_for_start)
         return found
+
+    def _list_for_start(self) -> NewestListing:
+        """List for a start of an agent that has run for a while.
+
+        The run may have been put back to an earlier state since, and trained on elsewhere. So the
+        records are read again, of which others may have the numbers of those read before.
+        """
+        self.known_attempts = {}
+        return self.list_for_opening()
 
     def _oldest_step_in_ram(self) -> int:
         return min((c.step for c in self.in_ram()), default=STEP_MAX)
@@ -558,7 +567,9 @@ class StorageWorker:
         try:
             listed = list_checkpoints(ram)
             attempts = {checkpoint.attempt for checkpoint in listed}
-            foreign = foreign_attempts(self._state.folder, self._state.durable, attempts)
+            foreign = foreign_attempts(
+                self._state.folder, self._state.durable, attempts, self.known_attempts
+            )
             for checkpoint, listing in listed.items():
                 if checkpoint.attempt in foreign:
                     log.warning(

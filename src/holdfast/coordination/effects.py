@@ -201,7 +201,8 @@ class LeaseAwaited:
 class GivenUp:
     """Report, in the events and to users, that an attempt began from an older checkpoint than `id`.
 
-    `status` is the last status of this one that a host reports.
+    `status` is the last status of this one that a host reports; complete if no host reports one and
+    its parts are there, but of an attempt that storage does not know.
     """
 
     id: CheckpointId

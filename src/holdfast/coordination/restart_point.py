@@ -6,14 +6,19 @@ host's RAM. The newest such checkpoint on the timeline is chosen.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from holdfast.coordination.effects import GivenUp
 from holdfast.coordination.inputs import DurableListed
-from holdfast.coordination.messages import COMPLETE_STATUSES, HostState
+from holdfast.coordination.messages import COMPLETE_STATUSES, CheckpointStatus, HostState
 from holdfast.coordination.rank_runs import ranks_in, ranks_text
 from holdfast.format.names import AttemptId, CheckpointId
+
+UNKNOWN_REASON = (
+    "the run has no record of that attempt: it was put back to an earlier state, or trained at "
+    "another place"
+)
 
 
 @dataclass(slots=True)
@@ -56,7 +61,10 @@ def given_up(
     origin: CheckpointId | None,
     silent: Iterable[str],
 ) -> tuple[GivenUp, ...]:
-    """Return the checkpoints newer than `origin` that were complete, as hosts report, and are lost.
+    """Return the checkpoints newer than `origin` that were complete, and are not continued from.
+
+    Those on the timeline whose parts are lost, and the newest one of each attempt that storage does
+    not know.
 
     Args:
         states: the reports of hosts.
@@ -80,17 +88,50 @@ def given_up(
             if silent:
                 reason += f"; no report came from {', '.join(silent)}"
             found.append(GivenUp(checkpoint, statuses[checkpoint], reason))
+    for checkpoint in _newest_unknown(states, durable, statuses):
+        if origin is None or checkpoint.step > origin.step:
+            status = statuses.get(checkpoint, CheckpointStatus.COMPLETE)
+            found.append(GivenUp(checkpoint, status, UNKNOWN_REASON))
     return tuple(found)
 
 
+def _newest_unknown(
+    states: Iterable[HostState], durable: DurableListed, complete: Collection[CheckpointId]
+) -> list[CheckpointId]:
+    """Return the newest checkpoint of each attempt that storage does not know.
+
+    Only checkpoints that are whole, or are among the `complete` ones, are considered.
+    """
+    numbers = {attempt.number for attempt in durable.limits}
+    newest: dict[AttemptId, CheckpointId] = {}
+    for checkpoint, available in sorted(_all_availabilities(states, durable).items()):
+        attempt = checkpoint.attempt
+        # An older attempt off the timeline may be an abandoned one, which storage knows.
+        may_be_abandoned = (
+            attempt.number < durable.newest_attempt.number and attempt.number not in numbers
+        )
+        is_unknown = attempt not in durable.limits and not may_be_abandoned
+        if is_unknown and (available.is_whole or checkpoint in complete):
+            newest[attempt] = checkpoint
+    return list(newest.values())
+
+
 def _availabilities(
+    states: Iterable[HostState], durable: DurableListed
+) -> dict[CheckpointId, _Availability]:
+    """Return what there is of each checkpoint on the timeline."""
+    found = _all_availabilities(states, durable)
+    return {c: available for c, available in found.items() if _counts(c, durable.limits)}
+
+
+def _all_availabilities(
     states: Iterable[HostState], durable: DurableListed
 ) -> dict[CheckpointId, _Availability]:
     states = list(states)
     deleted = {c for state in states for c in state.deleted}
     found: dict[CheckpointId, _Availability] = {}
     for checkpoint, part_count, ranks in _found(states, durable):
-        if _counts(checkpoint, durable.limits) and checkpoint not in deleted:
+        if checkpoint not in deleted:
             one = found.setdefault(checkpoint, _Availability(part_count))
             one.add_part(part_count, ranks)
     return found
