@@ -52,8 +52,9 @@ from holdfast.manager.planning import Planner, Taking
 from holdfast.manager.run import Run
 from holdfast.store.disk import DiskStore
 from holdfast.store.file_system import LOCAL
+from holdfast.store.free_names import UNFINISHED
 from holdfast.store.location import RunLocation
-from holdfast.store.object_folder import UNFINISHED, translated
+from holdfast.store.object_folder import translated
 from holdfast.store.renames import exchange, rename_to_new
 
 SAVED = CheckpointId(0, 1)
