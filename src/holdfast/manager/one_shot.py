@@ -238,7 +238,7 @@ def remove_leftovers(directory: Path) -> None:
         for left in [path for path in directory.parent.iterdir() if named.fullmatch(path.name)]:
             for fd in _lock(left):
                 if is_there or not any(left.glob(f"{MANIFESTS}/*.json")):
-                    if os.path.lexists(left / RUN_FILE):
+                    if os.path.lexists(RunLocation(left).record):
                         _remove_saved(left)
                     else:
                         # An export was building it, or a save that had not begun its run.
