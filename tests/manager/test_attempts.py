@@ -251,6 +251,20 @@ def test_a_deleted_step_is_saved_again_after_a_resume(one_host: Host, tmp_path: 
         assert training.restore(1)["n"] == 7
 
 
+def test_a_newest_step_that_was_deleted_is_saved_by_force_after_a_reopening(
+    one_host: Host, tmp_path: Path
+) -> None:
+    with manager(tmp_path / "run") as training:
+        for step in range(3):
+            training.save(step, state(step))
+    with manager(tmp_path / "run") as training:
+        training.delete(2)
+        assert training.save(2, state(7), force=True)
+        training.wait_until_finished()
+        assert training.all_steps() == [0, 1, 2]
+        assert training.restore(2)["n"] == 7
+
+
 def test_the_old_checkpoint_stays_until_the_forced_one_is_committed(
     one_host: Host, tmp_path: Path
 ) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -184,3 +187,109 @@ def test_two_directories_are_exchanged(tmp_path: Path) -> None:
     assert os.listdir(tmp_path / "other") == ["one"]
     with pytest.raises(FileNotFoundError):
         renames.exchange(tmp_path / "one", tmp_path / "missing")
+
+
+class Meanwhile:
+    """An object whose state is taken while a save is under way: another program acts then."""
+
+    def __init__(self, act: Callable[[], object]) -> None:
+        self._act = act
+
+    def get_state(self) -> int:
+        self._act()
+        return 0
+
+    def set_state(self, state: int) -> None:
+        pass
+
+
+def test_a_file_that_is_put_there_during_a_save_is_kept(tmp_path: Path) -> None:
+    place = tmp_path / "a"
+    holdfast.save(place, {"n": 1})
+    late = Meanwhile(lambda: (place / "notes.txt").write_text("mine"))
+    with pytest.raises(errors.InvalidArgumentError, match=r"found notes\.txt"):
+        holdfast.save(place, {"n": 2, "late": late}, overwrite=True)
+    assert (place / "notes.txt").read_text() == "mine"
+    assert holdfast.load(place) == {"n": 1}
+    assert os.listdir(tmp_path) == ["a"]
+
+
+def test_a_training_that_begins_there_during_a_save_is_kept(tmp_path: Path, one_host: Host) -> None:
+    place = tmp_path / "a"
+    holdfast.save(place, {"n": 1})
+
+    def train() -> None:
+        with holdfast.CheckpointManager(place) as training:
+            start, state = training.resume({"n": 0})
+            training.save(start, {"n": state["n"] + 10}, force=True)
+
+    with pytest.raises(errors.InvalidArgumentError, match="is not overwritten"):
+        holdfast.save(place, {"n": 2, "late": Meanwhile(train)}, overwrite=True)
+    assert holdfast.load(place) == {"n": 11}
+    assert os.listdir(tmp_path) == ["a"]
+
+
+def replaced(place: Path, act: Callable[[Path], object], *, after: int) -> None:
+    """Replace what is at `place`; `act` gets its path right after the check of that number."""
+    clock, count = SystemClock(), 0
+
+    def check(path: Path) -> None:
+        nonlocal count
+        one_shot.check_replaceable(path, directory=place, clock=clock)
+        count += 1
+        if count == after:
+            act(path)
+
+    with one_shot.locked_directory(place, clock) as building:
+        (building / "new").touch()
+        one_shot.put_in_place(building, place, check)
+
+
+def put_notes(folder: Path) -> None:
+    (folder / "notes.txt").write_text("mine")
+
+
+def test_a_file_that_came_out_of_the_exchange_undoes_it(tmp_path: Path) -> None:
+    holdfast.save(tmp_path / "a", {"n": 1})
+    with pytest.raises(errors.InvalidArgumentError, match=r"save to .*/a: .*found notes\.txt"):
+        replaced(tmp_path / "a", put_notes, after=1)
+    assert (tmp_path / "a" / "notes.txt").read_text() == "mine"
+    assert holdfast.load(tmp_path / "a") == {"n": 1}
+    assert os.listdir(tmp_path) == ["a"]
+
+
+def test_a_file_that_is_put_there_after_the_exchange_is_kept_and_so_reported(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    place = tmp_path / "a"
+    holdfast.save(place, {"n": 1})
+    replaced(place, put_notes, after=2)
+    (kept,) = tmp_path.glob(".a.*")
+    assert f"remove {kept}" in caplog.text
+    assert "found notes.txt; it is kept" in caplog.text
+    assert os.listdir(place) == ["new"]
+    # The next save finds it as a leftover.
+    (place / "new").rename(tmp_path / "elsewhere")
+    place.rmdir()
+    holdfast.save(place, {"n": 3})
+    assert (kept / "notes.txt").read_text() == "mine"
+    assert holdfast.load(kept) == {"n": 1}
+
+
+def test_what_another_save_removes_is_left_to_it(tmp_path: Path) -> None:
+    holdfast.save(tmp_path / "a", {"n": 1})
+    with open_folder(tmp_path / "a") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        replaced(tmp_path / "a", put_notes, after=3)
+        assert os.listdir(tmp_path / "a") == ["new"]
+        (left,) = tmp_path.glob(".a.*")
+        assert holdfast.load(left) == {"n": 1}
+
+
+@contextlib.contextmanager
+def open_folder(path: Path) -> Iterator[int]:
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        yield fd
+    finally:
+        os.close(fd)

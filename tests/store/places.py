@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +16,8 @@ from holdfast.clock import SystemClock
 from holdfast.store.disk import DiskStore
 from holdfast.store.ram import RamStore
 from holdfast.store.slots import SLOTS, SlotPool
+
+REFUSING = Path(__file__).with_name("refusing_calls.py")
 
 
 def open_disk(root: Path) -> DiskStore:
@@ -47,6 +51,28 @@ def mounted(kind: str, folder: Path, options: str = "") -> Iterator[Path]:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         pytest.skip(f"mount: {done.stderr.strip()}")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+@contextlib.contextmanager
+def linkless(folder: Path, refusal: str = "EOPNOTSUPP") -> Iterator[Path]:
+    """A FUSE mount in `folder`, of a folder beside it, that has no hard links.
+
+    It also refuses `renameat2` with a flag, as gcsfuse and most other FUSE file systems do.
+    """
+    if shutil.which("bindfs") is None:
+        pytest.skip("bindfs is not installed (Debian package bindfs)")
+    backing = folder.with_name(f"{folder.name}-backing")
+    backing.mkdir()
+    folder.mkdir()
+    refused = f"link={refusal},linkat={refusal},renameat2=EINVAL"
+    command = [sys.executable, REFUSING, refused, "bindfs", "--multithreaded", backing, folder]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        pytest.skip(f"bindfs without hard links: {done.stderr.strip()}")
     try:
         yield folder
     finally:

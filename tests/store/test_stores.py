@@ -12,7 +12,7 @@ from holdfast.store.contract import Store
 from holdfast.store.ram import RamStore
 from holdfast.testing.object_server import ObjectServer, open_bucket, serve, troubles
 from holdfast.testing.store_suite import StoreSuite
-from tests.store.places import mounted, open_disk, open_disk_directly, open_ram
+from tests.store.places import linkless, mounted, open_disk, open_disk_directly, open_ram
 
 
 class TestDisk(StoreSuite):
@@ -39,6 +39,15 @@ class TestDiskWithoutDirectWrites(StoreSuite):
     @pytest.fixture
     def opener(self, tmp_path: Path) -> Iterator[Callable[[], Store]]:
         with mounted("ramfs", tmp_path / "ramfs") as folder:
+            yield functools.partial(open_disk, folder / "run")
+
+
+class TestDiskWithoutLinks(StoreSuite):
+    """A FUSE mount that refuses hard links, and renames with a flag."""
+
+    @pytest.fixture
+    def opener(self, tmp_path: Path) -> Iterator[Callable[[], Store]]:
+        with linkless(tmp_path / "linkless") as folder:
             yield functools.partial(open_disk, folder / "run")
 
 

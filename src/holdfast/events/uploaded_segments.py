@@ -39,6 +39,8 @@ from holdfast.events.segments import (
 from holdfast.format.names import EVENTS
 from holdfast.store.contract import ReadableStore, Store
 from holdfast.store.durable import DurableStore, RunHome
+from holdfast.store.file_system import LOCAL
+from holdfast.store.free_names import take_name
 from holdfast.store.location import RunLocation
 
 UPLOAD_SECS = 60.0
@@ -245,7 +247,7 @@ def origin_of(run: Path, clock: Clock) -> str:
     unfinished = folder / f".{ORIGIN_FILE}.{made}"
     unfinished.write_text(made)
     try:
-        os.link(unfinished, folder / ORIGIN_FILE)
+        take_name(LOCAL, unfinished, folder / ORIGIN_FILE, clock)
     except FileExistsError:
         # Of another process here, or a torn one.
         if not read_origin(run):

@@ -29,6 +29,7 @@ import os
 import pickle
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -62,7 +63,6 @@ from holdfast.errors import (
 from holdfast.format.dtypes import numpy_dtype
 from holdfast.format.grid import Region, chunk_count, chunk_region, chunk_shape_of, region_shape
 from holdfast.format.layout import Chunk, image_layout
-from holdfast.format.names import ATTEMPTS, CHECKPOINTS, RUN_FILE
 from holdfast.format.placement import RestoreTarget
 from holdfast.format.records import ArraySpec, CheckpointSpec, Container, SavedValue
 from holdfast.format.values import decode_value, encode_value
@@ -70,7 +70,7 @@ from holdfast.job.run_access import read_only
 from holdfast.manager.one_shot import (
     SAVED,
     begin_run,
-    is_saved_one,
+    check_replaceable,
     locked_directory,
     put_in_place,
     remove_leftovers,
@@ -196,7 +196,7 @@ class HoldfastWriter(StorageWriter, AsyncStager):  # type: ignore[misc]
         clock, directory = SystemClock(), self._directory
         with translated("save to", directory), contextlib.ExitStack() as held:
             directory.parent.mkdir(parents=True, exist_ok=True)
-            _check_replaceable(directory)
+            _check_replaceable(directory, directory)
             remove_leftovers(directory)
             building = held.enter_context(locked_directory(directory, clock))
             run_id = begin_run(DiskStore(building, clock), directory, clock)
@@ -283,9 +283,8 @@ class HoldfastWriter(StorageWriter, AsyncStager):  # type: ignore[misc]
                 whole = replace(part, spec=spec)
                 put_record(store, whole, PartImages(own=part.layout), digests)
                 commit(store, SAVED, part.part_count)
-                # Another program may have put something there meanwhile.
-                _check_replaceable(self._directory)
-                put_in_place(saving.building, self._directory, True)
+                check = partial(_check_replaceable, directory=self._directory)
+                put_in_place(saving.building, self._directory, check)
         finally:
             self.close()
 
@@ -413,17 +412,12 @@ def _directory(path: str | os.PathLike[str]) -> Path:
     return location.folder
 
 
-def _check_replaceable(directory: Path) -> None:
-    """Check that `directory` is missing, empty, or an earlier save's."""
-    if not os.path.lexists(directory):
+def _check_replaceable(place: Path, directory: Path) -> None:
+    """Check that `place` is missing, empty, or what an earlier save to `directory` made."""
+    if not os.path.lexists(place):
         return
-    names = set(os.listdir(directory)) if directory.is_dir() else {""}
-    is_ours = names <= {RUN_FILE, ATTEMPTS, CHECKPOINTS} and is_saved_one(directory, SystemClock())
-    if directory.is_symlink() or (names and not is_ours):
-        raise InvalidArgumentError(
-            f"save to {directory}: expected nothing, or what an earlier save made, found something "
-            "else, which is not overwritten; remove it, or give a new path"
-        )
+    if place.is_symlink() or not place.is_dir() or os.listdir(place):
+        check_replaceable(place, directory=directory, clock=SystemClock())
 
 
 def _is_object(item: Any) -> bool:

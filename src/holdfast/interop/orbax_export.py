@@ -133,7 +133,7 @@ def _new_step(target: Path) -> Iterator[Path]:
         with locked_directory(directory / _BUILDING, SystemClock()) as building:
             yield building
             try:
-                put_in_place(building / target.name, target, overwrite=False)
+                put_in_place(building / target.name, target)
             except InvalidArgumentError as error:
                 raise _existing(int(target.name), directory) from error
     finally:

@@ -101,7 +101,7 @@ def export_safetensors(
             total = {"total_size": sum(tensor.size_bytes for tensor in found)}
             text = json.dumps({"metadata": total, "weight_map": of_tensor}, indent=2)
             _write_synced(building / INDEX, [text.encode()])
-        put_in_place(building, directory, overwrite=False)
+        put_in_place(building, directory)
     return [directory / name for name in names]
 
 

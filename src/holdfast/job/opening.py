@@ -45,8 +45,9 @@ from holdfast.job.shared_root import Sighting, check_shared, look_for
 from holdfast.store.bucket import BucketStore
 from holdfast.store.durable import DurableStore
 from holdfast.store.file_system import LOCAL
+from holdfast.store.free_names import UNFINISHED
 from holdfast.store.location import RunLocation, open_durable
-from holdfast.store.object_folder import UNFINISHED, make_folder, translated
+from holdfast.store.object_folder import make_folder, translated
 
 log = logging.getLogger(__name__)
 

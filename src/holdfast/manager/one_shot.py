@@ -10,17 +10,21 @@ Invariants:
 - With `overwrite` the old directory stays in place until the new one is on the disk. Where the
   file system cannot exchange two directories in one step, a crash between two renames leaves the
   old one under a hidden name too.
+- A file that no save made is never removed. The old directory is checked before the exchange and
+  after it, when its path no longer leads there; then only files that saves make are removed.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import logging
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -54,12 +58,15 @@ from holdfast.manager.planning import Planner, Taking
 from holdfast.manager.run import Run
 from holdfast.store.disk import DiskStore
 from holdfast.store.file_system import LOCAL
+from holdfast.store.free_names import UNFINISHED
 from holdfast.store.location import RunLocation
-from holdfast.store.object_folder import UNFINISHED, translated
+from holdfast.store.object_folder import translated
 from holdfast.store.renames import exchange, rename_to_new
 
 SAVED = CheckpointId(0, AttemptId(1, "0" * TOKEN_CHARS))
 """The only checkpoint of a saved state; its names do not depend on chance."""
+
+log = logging.getLogger(__name__)
 
 
 def save(
@@ -96,7 +103,8 @@ def save(
         try:
             with locked_directory(directory, clock) as building:
                 _write(DiskStore(building, clock), directory, snapshot, checked, clock)
-                put_in_place(building, directory, overwrite)
+                check = partial(check_replaceable, directory=directory, clock=clock)
+                put_in_place(building, directory, check if overwrite else None)
         finally:
             snapshot.release()
         remove_leftovers(directory)
@@ -142,35 +150,43 @@ def _check_target(directory: Path, overwrite: bool, clock: Clock) -> None:
         raise InvalidArgumentError(
             f"save to {directory}: it exists; give a new path, or pass overwrite=True"
         )
-    if not is_saved_one(directory, clock):
+    check_replaceable(directory, directory=directory, clock=clock)
+
+
+def check_replaceable(place: Path, *, directory: Path, clock: Clock) -> None:
+    """Check that `place` holds what an earlier save to `directory` made, and nothing else.
+
+    Raises:
+        InvalidArgumentError: it does not; the message names the first files of others.
+    """
+    if not is_saved_one(place, clock):
         raise InvalidArgumentError(
             f"save to {directory}: expected what an earlier save made, found something else, which "
             "is not overwritten; remove it, or give a new path"
         )
-    _check_no_foreign_file(directory)
+    _, foreign = _files(place)
+    if foreign:
+        raise InvalidArgumentError(
+            f"save to {directory}: expected only what an earlier save made there, found "
+            f"{', '.join(foreign[:5])}, which would be removed; move it away, or give a new path"
+        )
 
 
-def _check_no_foreign_file(directory: Path) -> None:
-    """Check that `directory`, an earlier save's, has no file that a user put there.
-
-    Raises:
-        InvalidArgumentError: names the first ones.
-    """
+def _files(directory: Path) -> tuple[list[str], list[str]]:
+    """Return the files in `directory` that a save makes, and the others."""
     keys = sorted(
         (Path(folder) / name).relative_to(directory).as_posix()
         for folder, folders, files in os.walk(directory)
         for name in [*files, *(n for n in folders if os.path.islink(os.path.join(folder, n)))]
     )
     made = {RUN_FILE, *attempt_keys(SAVED.attempt.number), manifest_key(SAVED)}
-    for part in filter(None, (parse_part_name(key.rpartition("/")[2]) for key in keys)):
+    # A save that crashed may have left an image without its record.
+    names = {Path(key).stem.removeprefix("image-").removeprefix("part-") for key in keys}
+    for part in filter(None, (parse_part_name(f"part-{name}.json") for name in names)):
         made |= {part_key(SAVED, *part), image_key(SAVED, *part)}
     unfinished = {key for key in keys if re.fullmatch(rf"(.*/)?\..+{re.escape(UNFINISHED)}", key)}
-    foreign = [key for key in keys if key not in made | unfinished]
-    if foreign:
-        raise InvalidArgumentError(
-            f"save to {directory}: expected only what an earlier save made there, found "
-            f"{', '.join(foreign[:5])}, which would be removed; move it away, or give a new path"
-        )
+    own = made | unfinished
+    return [key for key in keys if key in own], [key for key in keys if key not in own]
 
 
 def is_saved_one(directory: Path, clock: Clock) -> bool:
@@ -192,7 +208,7 @@ def is_saved_one(directory: Path, clock: Clock) -> bool:
 
 @contextlib.contextmanager
 def locked_directory(directory: Path, clock: Clock) -> Iterator[Path]:
-    """Yield a new hidden directory beside `directory`, locked; remove what is there at the end."""
+    """Yield a new hidden directory beside `directory`, locked; remove it at the end."""
     fds: list[int] = []
     while not fds:
         building = directory.parent / f".{directory.name}.{clock.new_token()[:12]}{UNFINISHED}"
@@ -203,12 +219,14 @@ def locked_directory(directory: Path, clock: Clock) -> Iterator[Path]:
         except OSError:
             # Without locks on this file system, no save removes leftovers.
             break
+    made = os.stat(building)
     try:
         yield building
     finally:
         with contextlib.suppress(OSError):
-            # After an exchange this is the old directory.
-            shutil.rmtree(building)
+            # After an exchange the old directory is there.
+            if os.path.samestat(os.stat(building), made):
+                shutil.rmtree(building)
         for fd in fds:
             os.close(fd)
 
@@ -217,7 +235,7 @@ def remove_leftovers(directory: Path) -> None:
     """Remove what saves to `directory` left that have crashed.
 
     While nothing is at `directory`, a complete leftover stays: the crash may have been between the
-    two renames of an exchange.
+    two renames of an exchange. One with files of others stays too.
     """
     named = re.compile(rf"\.{re.escape(directory.name)}\.[0-9a-f]{{12}}{re.escape(UNFINISHED)}")
     is_there = os.path.lexists(directory)
@@ -225,8 +243,32 @@ def remove_leftovers(directory: Path) -> None:
         for left in [path for path in directory.parent.iterdir() if named.fullmatch(path.name)]:
             for fd in _lock(left):
                 if is_there or not any(left.glob(f"{MANIFESTS}/*.json")):
-                    shutil.rmtree(left, ignore_errors=True)
+                    if os.path.lexists(RunLocation(left).record):
+                        _remove_saved(left)
+                    else:
+                        # An export was building it, or a save that had not begun its run.
+                        shutil.rmtree(left, ignore_errors=True)
                 os.close(fd)
+
+
+def _remove_saved(directory: Path) -> None:
+    """Remove what a save made in `directory`; warn if it stays, because it has other files."""
+    made, foreign = _files(directory)
+    if not foreign:
+        with contextlib.suppress(OSError):
+            for key in made:
+                (directory / key).unlink(missing_ok=True)
+        for folder, _, _ in os.walk(directory, topdown=False):
+            # Race: another process may put a file there until this moment; it is kept.
+            with contextlib.suppress(OSError):
+                os.rmdir(folder)
+    if os.path.lexists(directory):
+        log.warning(
+            "remove %s, which a later save has replaced: expected only what a save made, found %s; "
+            "it is kept: move what you need away, and remove it",
+            directory,
+            ", ".join(foreign[:5]) or "a file that cannot be removed",
+        )
 
 
 def _lock(folder: Path) -> list[int]:
@@ -303,22 +345,66 @@ def begin_run(store: DiskStore, directory: Path, clock: Clock) -> str:
     return record.run_id
 
 
-def put_in_place(building: Path, directory: Path, overwrite: bool) -> None:
-    """Rename `building` to `directory`, durably; what was there is then at `building`.
+def put_in_place(
+    building: Path, directory: Path, check: Callable[[Path], None] | None = None
+) -> None:
+    """Rename `building` to `directory`, durably, and remove what was there.
+
+    Args:
+        building: the new directory, beside `directory`.
+        directory: its place.
+        check: raises if the directory at a path may not be removed. It is called for `directory`,
+            and again once that was moved, before anything is removed. None refuses to replace.
 
     Raises:
-        InvalidArgumentError: it exists, without `overwrite`.
+        InvalidArgumentError: `directory` exists and may not be replaced; it is unchanged.
     """
     try:
         rename_to_new(building, directory)
     except FileExistsError as error:
-        if not overwrite:
+        if check is None:
             raise InvalidArgumentError(
                 f"save to {directory}: another process made it meanwhile; give a new path, or pass "
                 "overwrite=True"
             ) from error
+        check(directory)
         exchange(building, directory)
-    fd = os.open(directory.parent, os.O_RDONLY | os.O_DIRECTORY)
+        _remove_replaced(building, directory, check)
+        return
+    _sync_names(directory.parent)
+
+
+def _remove_replaced(old: Path, directory: Path, check: Callable[[Path], None]) -> None:
+    """Remove the directory `old`, which was exchanged for the one at `directory`, or undo that.
+
+    Raises:
+        HoldfastError: that of `check`, for which the exchange is undone.
+    """
+    fds: list[int] = []
+    try:
+        fds += _lock(old)
+        is_left_to_others = not fds
+    except OSError:
+        # Without locks on this file system, no other save removes it.
+        is_left_to_others = False
+    try:
+        # Another save may have it locked, which has just made it or is removing it.
+        if not is_left_to_others:
+            try:
+                check(old)
+            except HoldfastError:
+                exchange(old, directory)
+                raise
+        _sync_names(directory.parent)
+        if not is_left_to_others:
+            _remove_saved(old)
+    finally:
+        for fd in fds:
+            os.close(fd)
+
+
+def _sync_names(folder: Path) -> None:
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         LOCAL.sync(fd)
     finally:

@@ -134,7 +134,8 @@ class Restorer:
             return step
         saved = {c.step for c in self.look().timeline}
         newest = self.newest_step()
-        if force and step == newest:
+        # The checkpoint that the run continues from may have been deleted since.
+        if force and step == max(newest, steps.floor):
             self.branch_at(step)
             return step
         # After a restore that did not move the run, an overwrite is probably not intended, so the

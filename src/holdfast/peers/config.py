@@ -12,12 +12,16 @@ import os
 import secrets
 import socket
 from collections.abc import Callable
+from pathlib import Path
 
 import msgspec
 
+from holdfast.clock import SystemClock
 from holdfast.errors import InvalidArgumentError, StorageError
 from holdfast.peers.tls import PeerTls
 from holdfast.peers.wire import check_token
+from holdfast.store.file_system import LOCAL
+from holdfast.store.free_names import take_name
 
 LOOPBACK = "127.0.0.1"
 TOKEN_FILE_SIZE_MAX_BYTES = 4096
@@ -65,7 +69,11 @@ def make_token(path: str, token: str) -> None:
     if not os.path.lexists(path):
         # Of two concurrent writers one wins, and no reader sees half a token.
         with contextlib.suppress(FileExistsError):
-            _write_token(path, token, os.link)
+            _write_token(path, token, _publish)
+
+
+def _publish(unfinished: str, path: str) -> None:
+    take_name(LOCAL, Path(unfinished), Path(path), SystemClock())
 
 
 def replace_token(path: str, token: str) -> None:

@@ -16,6 +16,8 @@ import os
 from pathlib import Path
 from typing import Protocol
 
+from holdfast.store.renames import rename_to_new
+
 RELEASE_SIZE_BYTES = 128 * 1024
 
 
@@ -56,6 +58,13 @@ class FileSystem(Protocol):
 
     def rename(self, source: Path, target: Path) -> None:
         """Rename a file, replacing an existing target."""
+        ...
+
+    def rename_to_new(self, source: Path, target: Path) -> None:
+        """Rename a file to a name that must not exist.
+
+        Some file systems check that before the rename, and another process may be in between.
+        """
         ...
 
     def link(self, source: Path, target: Path) -> None:
@@ -112,6 +121,9 @@ class LocalFileSystem:
 
     def rename(self, source: Path, target: Path) -> None:
         os.rename(source, target)
+
+    def rename_to_new(self, source: Path, target: Path) -> None:
+        rename_to_new(source, target)
 
     def link(self, source: Path, target: Path) -> None:
         os.link(source, target)

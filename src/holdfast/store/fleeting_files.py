@@ -16,7 +16,8 @@ from holdfast.errors import ObjectNotFoundError
 from holdfast.store.contract import StoredObject
 from holdfast.store.durable import TimedObject
 from holdfast.store.file_system import LOCAL
-from holdfast.store.object_folder import UNFINISHED, ObjectFolder, translated
+from holdfast.store.free_names import UNFINISHED
+from holdfast.store.object_folder import ObjectFolder, translated
 from holdfast.store.run_directory import RunDirectory
 
 

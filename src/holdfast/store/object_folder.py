@@ -28,8 +28,8 @@ from holdfast.errors import (
 from holdfast.format.sealed import RECORD_SIZE_MAX_BYTES
 from holdfast.store.contract import StoredObject, check_key
 from holdfast.store.file_system import FileSystem
+from holdfast.store.free_names import UNFINISHED, take_name
 
-UNFINISHED = ".unfinished"
 TRIES_MAX = 100
 DEPTH_MAX = 50
 SYNCED_COUNT_MAX = 64
@@ -141,7 +141,7 @@ class ObjectFolder:
                 self._drop(unfinished)
 
     def put_if_absent(self, key: str, data: bytes, after: Sequence[str] = ()) -> bool:
-        """Write an object if the key has none, by linking a finished file to its name."""
+        """Write an object if the key has none, by giving a finished file its name."""
         path = self.path(key)
         folders = {self.path(other).parent for other in after} - {path.parent}
         unfinished = self._unfinished(path)
@@ -160,7 +160,7 @@ class ObjectFolder:
                     self._sync_path(folder)
                 self._sync_names(path.parent)
                 try:
-                    self.files.link(unfinished, path)
+                    take_name(self.files, unfinished, path, self._clock)
                     is_new = True
                 except FileExistsError:
                     is_new = False

@@ -6,7 +6,6 @@ fallback that is not atomic against other writers, as each function describes.
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import os
 from pathlib import Path
@@ -61,6 +60,9 @@ def _renamed(source: Path, target: Path, flag: int) -> bool:
     Raises:
         OSError: it failed for another reason.
     """
+    # Imported here, so that an agent starts without it.
+    import ctypes
+
     call = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     if call is None:
         return False

@@ -195,6 +195,10 @@ class FailingFileSystem:
         fault = self._ask("rename", target)
         _done(fault, target, lambda: self._inner.rename(source, target))
 
+    def rename_to_new(self, source: Path, target: Path) -> None:
+        fault = self._ask("rename", target)
+        _done(fault, target, lambda: self._inner.rename_to_new(source, target))
+
     def link(self, source: Path, target: Path) -> None:
         fault = self._ask("link", target)
         _done(fault, target, lambda: self._inner.link(source, target))

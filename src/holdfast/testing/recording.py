@@ -243,9 +243,15 @@ class RecordingFileSystem:
             self._inner.close(fd)
 
     def rename(self, source: Path, target: Path) -> None:
+        self._rename(source, target, self._inner.rename)
+
+    def rename_to_new(self, source: Path, target: Path) -> None:
+        self._rename(source, target, self._inner.rename_to_new)
+
+    def _rename(self, source: Path, target: Path, act: Callable[[Path, Path], None]) -> None:
         with self._lock:
             node = self._known(source)
-            self._inner.rename(source, target)
+            act(source, target)
             if node != self._node(target):
                 self._change((source, None), (target, node))
 

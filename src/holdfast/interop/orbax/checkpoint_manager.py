@@ -24,6 +24,7 @@ from holdfast.errors import (
     CheckpointDamagedError,
     InvalidArgumentError,
     SaveFailedError,
+    StepOrderError,
     StorageError,
 )
 from holdfast.interop.orbax import args as ocp_args
@@ -113,6 +114,8 @@ class OrbaxCheckpointManager:
         self._is_closed = False
         self._unfinished = False
         self._infos: list[decisions.PolicyCheckpointInfo] = []
+        self._replaced: dict[int, tuple[decisions.PolicyCheckpointInfo, bool]] = {}
+        """What saves in progress replace, by step, and whether Orbax wrote it."""
         self._load_infos(self._options.lightweight_initialize)
         if metadata is not None and self._options.save_root_metadata:
             self._write_root_metadata(metadata)
@@ -204,7 +207,8 @@ class OrbaxCheckpointManager:
             multiprocessing_options=self._options.multiprocessing_options,
         )
         info = decisions.PolicyCheckpointInfo(step, datetime.now(tz=UTC))
-        return bool(policy.should_save(info, previous_steps=tuple(self._infos), context=context))
+        previous = tuple(one for one in self._infos if one.step != step)
+        return bool(policy.should_save(info, previous_steps=previous, context=context))
 
     def save(
         self,
@@ -246,16 +250,75 @@ class OrbaxCheckpointManager:
             raise StepAlreadyExistsError(
                 f"save step {number}: it is already saved in {self._directory}; delete it first"
             )
-        state, record = self._state(given, metrics, custom_metadata)
+        saved = self._state(given, metrics, custom_metadata)
+        return self._submit(number, saved, metrics, is_due=is_due, is_in_ram=is_in_ram)
+
+    def overwrite(
+        self,
+        step: int,
+        args: Any,
+        *,
+        metrics: Any = None,
+        force: bool = False,
+        custom_metadata: dict[str, Any] | None = None,
+    ) -> bool:
+        """Save as `save`, also in place of a checkpoint of `step`, which must be the newest.
+
+        It stays until the new one is durable.
+
+        Returns:
+            Whether the step is being saved; if not, nothing has changed.
+
+        Raises:
+            StepOrderError: There is a later checkpoint, which this would abandon.
+            InvalidArgumentError, SaveFailedError: As `save`.
+        """
+        number = _step(step, "save")
+        if number not in self.all_steps():
+            return self.save(
+                number, args=args, metrics=metrics, force=force, custom_metadata=custom_metadata
+            )
+        self._check_open("save")
+        given = self._save_args(None, None, args)
+        newest = self.all_steps()[-1]
+        if number < newest and force:
+            raise StepOrderError(
+                f"save step {number} again: expected the newest step, which is {newest}; delete "
+                "the later ones first, or save a later step"
+            )
+        is_newest = number == newest and not self._options.read_only
+        if not is_newest or not (force or self._ask(self._decides, number)):
+            return False
+        saved = self._state(given, metrics, custom_metadata)
+        return self._submit(number, saved, metrics, overwrites=True)
+
+    def _submit(
+        self,
+        number: int,
+        saved: tuple[dict[str, Any], StepRecord],
+        metrics: Any,
+        *,
+        is_due: bool = True,
+        is_in_ram: bool = False,
+        overwrites: bool = False,
+    ) -> bool:
+        state, record = saved
         run = self._opened()
         self._finalize_if_done(run)
+        is_old = self._reader.is_old(number)
         try:
-            is_taken = run.save(number, state, _numbers(metrics), is_due=is_due)
+            is_taken = run.save(
+                number, state, _numbers(metrics), is_due=is_due, overwrites=overwrites
+            )
         except SaveFailedError as error:
-            self._drop(error.steps)
+            self._drop_failed(error.steps)
             raise
         if is_taken:
             self._unfinished = True
+            if overwrites:
+                info = next(info for info in self._infos if info.step == number)
+                self._replaced.setdefault(number, (info, is_old))
+                self._drop([number])
             self._reader.note(number, record)
             if not is_in_ram:
                 self._note_saved(number, record, run)
@@ -363,6 +426,15 @@ class OrbaxCheckpointManager:
     def _drop(self, steps: Sequence[int]) -> None:
         self._infos = [info for info in self._infos if info.step not in steps]
 
+    def _drop_failed(self, steps: Sequence[int]) -> None:
+        """Forget steps whose save failed; what it would have replaced is still there."""
+        self._drop(steps)
+        for step in self._replaced.keys() & set(steps):
+            self._reader.forget_step(step)
+            self._infos = sorted(
+                [*self._infos, self._replaced.pop(step)[0]], key=lambda one: one.step
+            )
+
     # Waiting.
 
     def wait_until_finished(self, *, timeout_secs: float | None = None) -> None:
@@ -385,8 +457,12 @@ class OrbaxCheckpointManager:
         try:
             run.wait(timeout_secs)
         except SaveFailedError as error:
-            self._drop(error.steps)
+            self._drop_failed(error.steps)
             raise
+        for step, (_, is_old) in self._replaced.items():
+            if is_old:
+                self._reader.delete_old(step)
+        self._replaced.clear()
         self._finalize_if_done(run)
 
     def _finalize_if_done(self, run: shared_run.SharedRun) -> None:

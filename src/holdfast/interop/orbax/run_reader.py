@@ -91,6 +91,7 @@ class RunReader:
         """Read the record of `step` anew, or all."""
         for known in list(self._known) if step is None else [step]:
             self._known.pop(known, None)
+        self._of_run -= {step}
 
     def step_record(self, step: int) -> StepRecord:
         """Return what the checkpoint of `step` has.

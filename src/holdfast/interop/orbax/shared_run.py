@@ -72,9 +72,17 @@ class SharedRun:
         """The newest step that `holdfast.CheckpointManager.save` was called with."""
 
     def save(
-        self, step: int, state: Any, metrics: Mapping[str, float] | None, *, is_due: bool
+        self,
+        step: int,
+        state: Any,
+        metrics: Mapping[str, float] | None,
+        *,
+        is_due: bool,
+        overwrites: bool = False,
     ) -> bool:
         """Save `state` if it is due here, or if Holdfast needs a checkpoint, as for a preemption.
+
+        With `overwrites`, a checkpoint of `step` is replaced once the new one is committed.
 
         Raises:
             StepOrderError: A step that is due is before the last one.
@@ -95,7 +103,7 @@ class SharedRun:
                 newest = self._newest if self._newest >= 0 else None
                 self.manager.resume({RECORD: ""}, step=newest, only=RECORD)
                 self._offered = self._newest
-        if step > self._offered:
+        if step > self._offered or overwrites:
             taken = self.manager.save(step, state, metrics=metrics, force=is_due)
             self._offered = step
         else:

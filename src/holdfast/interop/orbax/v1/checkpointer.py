@@ -220,7 +220,8 @@ class TrainingCheckpointer:
             step: The training step.
             checkpointables: Pytrees, and objects with `get_state` and `set_state`.
             force: Save whatever the policy decides.
-            overwrite: Delete a checkpoint of the same step first. It must be the newest.
+            overwrite: Replace a checkpoint of the same step, which stays until the new one is
+                durable. It must be the newest; with `force` another one is refused.
             metrics: JSON about the step.
             custom_metadata: JSON about the step.
 
@@ -229,17 +230,17 @@ class TrainingCheckpointer:
 
         Raises:
             TrainingStepExistsError: A `FileExistsError`: the step is saved already.
+            StepOrderError: A step that is not the newest is to be overwritten.
         """
         given = trees.save_args(checkpointables)
-        if step in self._manager.all_steps():
-            if not overwrite:
-                raise TrainingStepExistsError(
-                    f"save step {step}: it is already saved in {self.directory}; pass "
-                    "overwrite=True, or delete it first"
-                )
-            self._manager.delete(step)
+        if step in self._manager.all_steps() and not overwrite:
+            raise TrainingStepExistsError(
+                f"save step {step}: it is already saved in {self.directory}; pass "
+                "overwrite=True, or delete it first"
+            )
+        save = self._manager.overwrite if overwrite else self._manager.save
         try:
-            is_saved = self._manager.save(
+            is_saved = save(
                 step, args=given, metrics=metrics, force=force, custom_metadata=custom_metadata
             )
         except StepAlreadyExistsError as error:
