@@ -11,7 +11,6 @@ from holdfast.coordination import inputs as fa
 from holdfast.coordination.messages import TargetKind
 from holdfast.coordination.survivability import Lead, check_lead, standings
 from holdfast.format.names import CheckpointId
-from tests.attempts import checkpoint_id
 from tests.coordination.trainer import Trainer
 
 if TYPE_CHECKING:
@@ -153,4 +152,4 @@ def survives(world: World, leader: str) -> tuple[CheckpointId, int | None] | Non
     if newest is None:
         return None
     attempt = world.storage.attempts[newest.attempt].attempt
-    return checkpoint_id(newest.step, attempt), newest.survives
+    return CheckpointId(newest.step, attempt), newest.survives

@@ -43,7 +43,6 @@ from holdfast.store.contract import Store
 from holdfast.store.disk import DiskStore
 from holdfast.store.file_system import LOCAL, FileSystem
 from holdfast.store.ram import RamStore
-from tests.attempts import checkpoint_id
 from tests.engine.reusing import images_reusing, link_images
 
 RUN_ID = "0123456789abcdef0123456789abcdef"
@@ -133,7 +132,7 @@ def read_checkpoint(sources: CheckpointSources) -> tuple[CheckpointId, np.ndarra
     )
     for base in found[1:]:
         assert base.tobytes() == right_base(attempt).tobytes(), "the base holds other bits"
-    return checkpoint_id(step, attempt), found[0]
+    return CheckpointId(step, attempt), found[0]
 
 
 @dataclass
