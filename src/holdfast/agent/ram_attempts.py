@@ -1,4 +1,8 @@
-"""The records of the attempts whose checkpoints are in this host's RAM, as these attempts began.
+"""The records of attempts beside this host's RAM: those begun here, and those with images here.
+
+The record of an attempt is noted before it is put into the run. So an agent knows an attempt as one
+of its own folder by the record, and not by the host's name, which agents of other users, of other
+folders and of other containers share.
 
 RAM is found by the run's id. A directory and its remote tier have one id. If they were trained
 apart, they have attempts of one number that differ, and what one of them has in RAM is no
@@ -22,8 +26,8 @@ from holdfast.store.durable import DurableStore
 PLACE = "place"
 
 
-def note_attempt(folder: Path, record: AttemptRecord, others: Collection[int]) -> None:
-    """Note an attempt in the agent's folder, and forget all but that and the `others`.
+def note_attempt(folder: Path, record: AttemptRecord) -> None:
+    """Note an attempt in the agent's folder.
 
     Raises:
         OSError: It cannot be written.
@@ -32,10 +36,23 @@ def note_attempt(folder: Path, record: AttemptRecord, others: Collection[int]) -
     unfinished = path.with_suffix(f".{os.getpid()}")
     unfinished.write_bytes(seal(record))
     unfinished.replace(path)
-    kept = {_path(folder, number) for number in (record.attempt, *others)}
+
+
+def forget_attempts(folder: Path, others: Collection[int]) -> None:
+    """Forget the noted attempts, except the `others`.
+
+    Raises:
+        OSError: Some of them may remain.
+    """
+    kept = {_path(folder, number) for number in others}
     for known in folder.glob("attempt-*"):
         if known not in kept:
             known.unlink(missing_ok=True)
+
+
+def is_noted(folder: Path, record: AttemptRecord) -> bool:
+    """Return whether this very record is noted in the agent's folder."""
+    return _noted(folder, record.attempt) == record
 
 
 def note_place(folder: Path, place: str) -> None:

@@ -17,12 +17,19 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
+from holdfast.agent.agent_directory import user_name
 from holdfast.agent.initial_inventory import OpeningListing
-from holdfast.agent.ram_attempts import foreign_attempts, note_attempt, note_place
+from holdfast.agent.ram_attempts import (
+    foreign_attempts,
+    forget_attempts,
+    is_noted,
+    note_attempt,
+    note_place,
+)
 from holdfast.agent.remote_leases import RemoteLeases
 from holdfast.agent.state import AgentState
 from holdfast.coordination import effects, inputs
-from holdfast.coordination.settings import PULLS_MAX
+from holdfast.coordination.settings import LEASE_SECS, PULLS_MAX
 from holdfast.engine.lifecycle.attempts import (
     AttemptStart,
     begin_attempt,
@@ -113,7 +120,9 @@ class StorageWorker:
         """The records of attempts that were read; they never change."""
         self._known_remote_attempts: dict[int, AttemptRecord] = {}
         self._begun: AttemptRecord | None = None
-        """The attempt that this host has begun last."""
+        """The attempt that this agent has begun last."""
+        self._put_record: AttemptRecord | None = None
+        """The record that this agent has put last; another one may have its number."""
         self.opening = OpeningListing(state.clock)
 
     def close(self) -> None:
@@ -267,7 +276,7 @@ class StorageWorker:
         return inputs.LeaseWritten(wanted.attempt)
 
     async def read_lease(self, wanted: effects.ReadLease) -> inputs.LeaseRead | inputs.LeaseNotRead:
-        """Read the lease of an attempt that another host leads."""
+        """Read the lease of an attempt that another agent leads."""
         try:
             lease = await self._lease_call(self._leases.read, wanted.attempt)
         except HoldfastError as error:
@@ -287,6 +296,7 @@ class StorageWorker:
             attempt=attempt,
             host=config.host,
             pid=first.pid if first is not None else os.getpid(),
+            user=user_name(),
             incarnation=incarnation,
             counter=counter,
         )
@@ -472,6 +482,8 @@ class StorageWorker:
         return inputs.DurableListed(
             newest_attempt=newest,
             leader=newer.attempts[newest].host if newest in newer.attempts else "",
+            is_begun_here=newest in newer.attempts and self.has_begun(newer.attempts[newest]),
+            is_over=newer.is_over,
             limits=last_steps(newer.attempts),
             committed=committed,
             parts=_listed(found.uncommitted),
@@ -500,7 +512,8 @@ class StorageWorker:
     def list_for_opening(self, *, is_for_start: bool = False) -> NewestListing:
         """List the newest checkpoints, for the later steps of an opening too."""
         changes = self.opening.changes
-        found = self._list_newest(self._oldest_step_in_ram())
+        since_step = self._oldest_step_in_ram()
+        found = list_newest(self._state.durable, self.known_attempts, since_step, self.has_ended)
         self.opening.keep(found, changes, is_for_start=is_for_start)
         return found
 
@@ -509,6 +522,22 @@ class StorageWorker:
 
     def _list_newest(self, since_step: int) -> NewestListing:
         return list_newest(self._state.durable, self.known_attempts, since_step)
+
+    def has_begun(self, record: AttemptRecord) -> bool:
+        """Return whether an agent of this folder has begun the attempt: this one, or a dead one."""
+        is_of_this_name = record.host == self._state.config.host
+        is_put = record == self._put_record
+        return is_of_this_name and (is_put or is_noted(self._state.folder, record))
+
+    def has_ended(self, record: AttemptRecord) -> bool:
+        """Return whether an attempt of this host's name that began elsewhere has no valid lease.
+
+        Its agent, of another user, folder or container, cannot be asked.
+        """
+        if record.host != self._state.config.host or self.has_begun(record):
+            return False
+        lease = self._leases.read(record.attempt)
+        return lease is None or lease.age_secs >= LEASE_SECS
 
     def _begin(self, wanted: effects.BeginAttempt) -> bool:
         config, durable = self._state.config, self._state.durable
@@ -523,8 +552,19 @@ class StorageWorker:
             pid=os.getpid(),
             time=self._state.clock.now(),
         )
-        # The lease is written first, so that another start that finds the record finds a fresh
-        # lease.
+        # The note and the lease are written first: the next agent of this folder that finds the
+        # record finds the note, and another start a fresh lease.
+        self._put_record = start.record(wanted.attempt)
+        try:
+            note_attempt(self._state.folder, self._put_record)
+        except OSError as error:
+            log.warning(
+                "attempt %d is not noted in %s; if this agent is killed, the next start waits for "
+                "the attempt's lease: %s",
+                wanted.attempt,
+                self._state.folder,
+                error,
+            )
         self._lease_writer.write(self._lease(wanted.attempt, 0, 0))
         try:
             if remote is None:
@@ -557,7 +597,8 @@ class StorageWorker:
                 known = self.known_attempts.get(attempt)
                 record = known or read_attempt(self._state.durable, attempt)
             held = {checkpoint.attempt for checkpoint in self.in_ram()}
-            note_attempt(self._state.folder, record, held)
+            note_attempt(self._state.folder, record)
+            forget_attempts(self._state.folder, {attempt, *held})
             note_place(self._state.folder, self._state.run)
         except (HoldfastError, OSError) as error:
             log.info("attempt %d is not noted beside the RAM tier: %s", attempt, error)

@@ -38,6 +38,17 @@ class AttemptStart:
     pid: int
     time: datetime
 
+    def record(self, number: int) -> AttemptRecord:
+        """Return the record of the attempt if it gets that number."""
+        return AttemptRecord(
+            run_id=self.run_id,
+            attempt=number,
+            origin=(self.origin.step, self.origin.attempt) if self.origin else None,
+            host=self.host,
+            pid=self.pid,
+            time=self.time,
+        )
+
 
 def attempt_numbers(store: ReadableStore) -> list[int]:
     """Return the numbers of all attempts, ascending."""
@@ -226,14 +237,7 @@ def begin_attempt(
             f"begin an attempt: its number would be above {ATTEMPT_MAX}; a stray file in "
             f"{ATTEMPTS}/ may have the highest number, remove it"
         )
-    record = AttemptRecord(
-        run_id=start.run_id,
-        attempt=number,
-        origin=(start.origin.step, start.origin.attempt) if start.origin else None,
-        host=start.host,
-        pid=start.pid,
-        time=start.time,
-    )
+    record = start.record(number)
     key, copy_key = attempt_keys(record.attempt)
     data = seal(record)
     if not store.put_if_absent(key, data):
