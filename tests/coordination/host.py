@@ -7,7 +7,7 @@ itself is lost.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from holdfast.coordination import effects as ef
@@ -47,6 +47,10 @@ class Host:
     world: World
     name: str
     domain: str
+    known_as: str = ""
+    """The name that its agent and its records have; a twin has that of another host."""
+    noted: set[AttemptId] = field(default_factory=set)
+    """The attempts that its agents wanted to begin; kept in RAM."""
     is_up: bool = True
     agent: Node | None = None
     life: int = 0
@@ -73,6 +77,9 @@ class Host:
     outages: list[ef.Effect] = field(default_factory=list)
     awaited: list[ef.LeaseAwaited] = field(default_factory=list)
 
+    def __post_init__(self) -> None:
+        self.known_as = self.known_as or self.name
+
     # The agent's life cycle.
 
     def start_agent(self) -> None:
@@ -85,7 +92,7 @@ class Host:
         self.agent = Node(
             AgentIdentity(
                 run="run",
-                host=self.name,
+                host=self.known_as,
                 domain=self.domain,
                 incarnation=incarnation,
                 settings=world.settings,
@@ -156,6 +163,7 @@ class Host:
         self.counts.clear()
         self.cells.clear()
         self.deleting.clear()
+        self.noted.clear()
         self.confirmed = self.file = None
 
     def reboot(self) -> None:
@@ -262,7 +270,7 @@ class Host:
         world, rng = self.world, self.world.rng
         match effect:
             case ef.Send():
-                world.network.send(self.name, effect.host, effect.message)
+                world.network.send(self.known_as, effect.host, effect.message)
             case ef.SetTarget():
                 self.cells[effect.kind] = effect.step
                 world.at(rng.random() * 0.002, self._read_steps, self.life, effect)
@@ -292,7 +300,9 @@ class Host:
                     self._remove(effect.id)
                     world.oracle.delete_confirmed(effect.id)
             case ef.ListDurable():
-                world.at(world.storage_secs(), self._list, self.life, effect.since_step)
+                # The lease is read first.
+                is_over = world.storage.is_over(world.now)
+                world.at(world.storage_secs(), self._list, self.life, effect.since_step, is_over)
             case ef.BeginAttempt():
                 world.at(world.storage_secs(), self._begin, self.life, effect)
             case ef.RenewLease() | ef.ReleaseLease():
@@ -405,14 +415,22 @@ class Host:
             self._release(isinstance(effect, ef.Commit))
             self.submit(item)
 
-    def _list(self, life: int, since_step: int) -> None:
+    def _list(self, life: int, since_step: int, is_over: dict[AttemptId, bool]) -> None:
         if life != self.life:
             return
         world = self.world
         if world.rng.random() < world.storage_failures:
             self.submit(fa.ListingFailed("no answer"))
         else:
-            self.submit(world.storage.listing(since_step))
+            listed = world.storage.listing(since_step)
+            newest = listed.newest_attempt
+            self.submit(
+                replace(
+                    listed,
+                    is_begun_here=newest in self.noted,
+                    is_over=listed.leader == self.known_as and is_over.get(newest, False),
+                )
+            )
 
     def _write_lease(self, life: int, effect: ef.RenewLease | ef.ReleaseLease) -> None:
         """Carry out a request that was sent, even if its agent is dead by now."""
@@ -420,7 +438,7 @@ class Host:
         if world.rng.random() >= world.storage_failures:
             if isinstance(effect, ef.RenewLease):
                 stamp = f"{effect.incarnation}.{effect.counter}"
-                world.storage.leases[effect.attempt.number] = self.name, stamp, world.now
+                world.storage.write_lease(effect.attempt, self.known_as, stamp, world.now)
             else:
                 world.storage.leases.pop(effect.attempt.number, None)
         if life == self.life:
@@ -454,8 +472,9 @@ class Host:
     def _put_attempt(self, effect: ef.BeginAttempt) -> bool:
         oracle = self.world.oracle
         oracle.beginning(self, effect)
-        self.world.storage.leases[effect.attempt.number] = self.name, "begun", self.world.now
-        is_put = self.world.storage.begin(effect.attempt, self.name, effect.origin)
+        self.noted.add(effect.attempt)
+        self.world.storage.write_lease(effect.attempt, self.known_as, "begun", self.world.now)
+        is_put = self.world.storage.begin(effect.attempt, self.known_as, effect.origin)
         if is_put:
             oracle.begun(self, effect)
         return is_put

@@ -122,7 +122,7 @@ class Job:
         world = self.world
         if self.is_broken or self.is_over or self.interval_secs <= 0:
             return
-        host = world.hosts[self.leader]
+        host = self.trainers[0].host
         agent = host.agent
         leader = agent.roles.leader if agent is not None else None
         if (

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from holdfast.coordination import effects as ef
 from holdfast.coordination.messages import CheckpointStatus, TargetKind
-from holdfast.coordination.settings import HELD_MAX, PULLS_MAX
+from holdfast.coordination.settings import HELD_MAX, LEASE_SECS, PULLS_MAX
 from holdfast.format.names import AttemptId, CheckpointId
 
 if TYPE_CHECKING:
@@ -80,6 +80,8 @@ class Oracle:
     commits: int = 0
     passed_at: dict[CheckpointId, float] = field(default_factory=dict)
     counts: dict[str, int] = field(default_factory=dict)
+    groups: dict[AttemptId, str] = field(default_factory=dict)
+    """The group that began each attempt."""
 
     def fail(self, promise: str, what: str) -> None:
         raise BrokenPromiseError(f"{promise}: at {self.world.now:.3f} s: {what}")
@@ -328,6 +330,8 @@ class Oracle:
 
     def begun(self, host: Host, effect: ef.BeginAttempt) -> None:
         self.count("attempts")
+        self.groups[effect.attempt] = effect.group
+        self._check_takeover(host, effect)
         if effect.origin is None:
             return
         if self.are_deleted.get(effect.origin):
@@ -343,6 +347,26 @@ class Oracle:
                 if any(held.id == effect.origin for held in report.state.held)
             )
             self.relied_on[effect.attempt] = effect.origin, hosts, effect.group
+
+    # I11: live attempts.
+
+    def _check_takeover(self, host: Host, effect: ef.BeginAttempt) -> None:
+        """Check that the attempt before has ended, or that its agent missed its lease meanwhile."""
+        world = self.world
+        record = world.storage.attempts.get(effect.attempt.number - 1)
+        if record is None:
+            return
+        before = record.attempt
+        group = self.groups.get(before, effect.group)
+        job, new = world.jobs[group], world.jobs[effect.group]
+        lease = world.storage.lease(before, world.now)
+        if job is new or new.takeover or lease is None or before in world.storage.lapsed:
+            return
+        leader = job.trainers[0].host
+        is_whole = job.is_running and len(job.living) == job.rank_count
+        is_renewing = leader.agent is not None and not leader.is_halted and not leader.is_paused
+        if is_whole and is_renewing and lease.age_secs < LEASE_SECS:
+            self.fail("I11", f"{host.name} begins {effect.attempt} while attempt {before} is live")
 
     def given_up(self, effect: ef.GivenUp) -> None:
         """Check that a checkpoint that is reported as lost had been complete."""

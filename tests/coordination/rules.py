@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from holdfast.coordination import checkpoint_entry as entry
@@ -152,6 +153,16 @@ def begin_before_all_hosts_have_reported(patch: Patch) -> None:
     patch(Bootstrap, "_gather", hasty)
 
 
+def know_an_attempt_by_its_hosts_name(patch: Patch) -> None:
+    listed_durable = Bootstrap.listed_durable
+
+    def credulous(self: Bootstrap, item: Any) -> None:
+        is_of_this_name = item.leader == self.identity.host
+        listed_durable(self, replace(item, is_begun_here=is_of_this_name))
+
+    patch(Bootstrap, "listed_durable", credulous)
+
+
 def keep_what_ranks_have_missed(patch: Patch) -> None:
     patch(Leader, "_drop_missed", lambda self, views: None)
 
@@ -235,6 +246,7 @@ BREACHES: dict[str, Breach] = {
         keep_words_of_the_attempt_before,
         go_on_from_the_newest_committed,
         begin_before_all_hosts_have_reported,
+        know_an_attempt_by_its_hosts_name,
         keep_what_ranks_have_missed,
         look_at_a_host_only_when_it_reports,
         forget_the_ranks_of_silent_hosts,

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from holdfast.coordination.inputs import DurableListed, LeaseSeen, Listed
+from holdfast.coordination.settings import LEASE_SECS
 from holdfast.format.names import NO_ATTEMPT, AttemptId, CheckpointId
 from holdfast.format.records import AttemptRecord
 from holdfast.format.timeline import last_steps
@@ -26,6 +27,8 @@ class Storage:
     manifests: dict[CheckpointId, int] = field(default_factory=dict)
     leases: dict[int, tuple[str, str, float]] = field(default_factory=dict)
     """Of each attempt: the host that wrote its lease, what it wrote, and when."""
+    lapsed: set[AttemptId] = field(default_factory=set)
+    """The attempts whose lease was renewed after it had expired, or was removed."""
 
     @property
     def newest(self) -> AttemptId:
@@ -56,7 +59,17 @@ class Storage:
         if attempt.number not in self.leases:
             return None
         host, stamp, written_at = self.leases[attempt.number]
-        return LeaseSeen(host=host, pid=1, stamp=stamp, age_secs=now - written_at)
+        return LeaseSeen(host=host, pid=1, user="u", stamp=stamp, age_secs=now - written_at)
+
+    def write_lease(self, attempt: AttemptId, host: str, stamp: str, now: float) -> None:
+        if self.is_over(now).get(attempt):
+            self.lapsed.add(attempt)
+        self.leases[attempt.number] = host, stamp, now
+
+    def is_over(self, now: float) -> dict[AttemptId, bool]:
+        """Return for each attempt whether it has no valid lease."""
+        seen = {r.attempt: self.lease(r.attempt, now) for r in self.attempts.values()}
+        return {a: s is None or s.age_secs >= LEASE_SECS for a, s in seen.items()}
 
     def put_part(self, checkpoint: CheckpointId, rank: int, count: int, token: tuple) -> None:
         self.parts.setdefault(checkpoint, {})[rank] = token

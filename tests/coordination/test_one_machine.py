@@ -201,7 +201,7 @@ def test_a_start_whose_record_stands_before_it_was_told_so_is_alive() -> None:
     (told,) = told_alive(machine.handle(probe, 0.3, NOTHING))
     assert (told.is_living, told.attempt, told.group) == (True, asked.attempt, "g2")
     other = fa.Received("b", Probe(run="run", attempt=attempt_id(2), group="g2"))
-    assert not told_alive(machine.handle(other, 0.4, NOTHING))[0].is_living
+    assert not told_alive(machine.handle(other, 0.4, NOTHING))
     machine.handle(fa.AttemptBegun(asked), 0.5, NOTHING)
     assert told_alive(machine.handle(probe, 0.6, NOTHING))[0].is_living
 

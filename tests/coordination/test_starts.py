@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from holdfast.coordination.bootstrap import Bootstrap
@@ -14,6 +16,8 @@ from holdfast.coordination.settings import LEASE_SECS, TRIES_MAX, Settings
 from holdfast.coordination.turn import AgentIdentity, Turn
 from holdfast.format.names import NO_ATTEMPT, CheckpointId
 from tests.coordination.cases import make, reached, running, until
+from tests.coordination.oracle import BrokenPromiseError
+from tests.coordination.rules import BREACHES
 from tests.coordination.world import World
 
 FAST_SECS = 10.0
@@ -146,10 +150,116 @@ def test_a_start_on_another_host_is_refused_while_a_host_that_cannot_be_asked_tr
     until(world, lambda: bool(second.refused))
     assert world.oracle.counts["busy"] == 1
     assert world.now - began_at < FAST_SECS + 5
-    assert "attempt 1 is live on host h0000 (process 1)" in second.refused
-    assert f"{LEASE_SECS:.0f} s after the last renewal" in second.refused
+    check_names_holder(second.refused)
     assert first.is_running
     assert list(world.storage.attempts) == [1]
+
+
+def check_names_holder(refusal: str) -> None:
+    assert "attempt 1 is live on host h0000 (process 1 of user u)" in refusal
+    found = re.search(r"is valid for another (\d+) s", refusal)
+    assert found is not None, refusal
+    assert LEASE_SECS - 6 < int(found[1]) <= LEASE_SECS
+
+
+@pytest.mark.parametrize("age_secs", [2.0, 40.0])
+def test_a_start_by_another_agent_of_the_same_hosts_name_is_refused(age_secs: float) -> None:
+    world = make(1)
+    first = running(world)
+    world.run(world.now + age_secs)
+    world.add_twin("h0000")
+    began_at = world.now
+    second = world.start_job(["h0000-twin"])
+    until(world, lambda: bool(second.refused))
+    assert world.now - began_at < FAST_SECS
+    check_names_holder(second.refused)
+    world.run(world.now + 2 * LEASE_SECS)
+    assert first.is_running
+    assert list(world.storage.attempts) == [1]
+
+
+def test_of_two_starts_at_once_by_agents_of_one_name_one_wins() -> None:
+    world = make(1)
+    world.add_twin("h0000")
+    jobs = [world.start_job([name]) for name in world.hosts]
+    until(world, lambda: any(job.refused for job in jobs))
+    assert sum(job.is_running for job in jobs) == 1
+    assert list(world.storage.attempts) == [1]
+
+
+def test_an_agent_that_did_not_lead_the_attempt_does_not_answer_for_the_host_of_its_name() -> None:
+    world = make(2)
+    first = running(world, ["h0000"])
+    world.hosts["h0000"], twin = world.add_twin("h0000"), world.hosts["h0000"]
+    began_at = world.now
+    second = world.start_job(["h0001"])
+    until(world, lambda: bool(second.refused))
+    assert world.now - began_at < FAST_SECS
+    check_names_holder(second.refused)
+    assert first.is_running
+    assert twin.agent is not None
+    assert list(world.storage.attempts) == [1]
+
+
+def test_a_takeover_by_another_agent_of_the_same_hosts_name_waits_for_nothing() -> None:
+    world = make(1)
+    running(world)
+    world.add_twin("h0000")
+    began_at = world.now
+    running(world, ["h0000-twin"], takeover=True)
+    assert world.now - began_at < FAST_SECS / 2
+    assert list(world.storage.attempts) == [1, 2]
+
+
+def test_an_attempt_that_ended_is_followed_at_once_by_an_agent_of_the_same_hosts_name() -> None:
+    world = make(1)
+    first = running(world)
+    first.finish()
+    until(world, lambda: first.is_over)
+    world.run(world.now + 1)
+    world.add_twin("h0000")
+    began_at = world.now
+    running(world, ["h0000-twin"])
+    assert world.now - began_at < FAST_SECS / 2
+
+
+@pytest.mark.parametrize("is_joined", [False, True])
+def test_a_host_whose_trainers_and_agent_were_killed_waits_for_no_lease(is_joined: bool) -> None:
+    world = make(1)
+    first = world.start_job(["h0000"])
+    until(world, lambda: first.is_running if is_joined else bool(world.storage.attempts))
+    world.hosts["h0000"].kill_agent()
+    first.kill()
+    assert 1 in world.storage.leases
+    began_at = world.now
+    running(world)
+    assert world.now - began_at < FAST_SECS / 2
+    assert not world.hosts["h0000"].awaited
+
+
+def test_a_host_that_came_back_without_its_ram_waits_until_its_lease_has_run_out() -> None:
+    world = make(1)
+    running(world)
+    world.run(world.now + 7)
+    world.hosts["h0000"].crash()
+    world.hosts["h0000"].reboot()
+    began_at = world.now
+    running(world)
+    assert LEASE_SECS - 10 < world.now - began_at < LEASE_SECS + FAST_SECS
+    (told,) = world.hosts["h0000"].awaited
+    assert (told.attempt.number, told.host) == (1, "h0000")
+
+
+def test_the_oracle_notices_an_attempt_that_is_known_by_its_hosts_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    BREACHES["know_an_attempt_by_its_hosts_name"](monkeypatch.setattr)
+    world = make(1)
+    running(world)
+    world.run(world.now + 2)
+    world.add_twin("h0000")
+    with pytest.raises(BrokenPromiseError, match=r"I11.*begins 2 while attempt 1 is live"):
+        running(world, ["h0000-twin"])
 
 
 @pytest.mark.parametrize("since_secs", [0.0, 17.0, 40.0])

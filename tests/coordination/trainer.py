@@ -64,7 +64,7 @@ class Trainer:
             rank_count=self.job.rank_count,
             leader=self.job.leader,
             takeover=self.job.takeover,
-            hosts=tuple(sorted({t.host.name for t in self.job.trainers})),
+            hosts=tuple(sorted({t.host.known_as for t in self.job.trainers})),
         )
 
     def agent_returned(self) -> None:

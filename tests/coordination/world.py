@@ -74,6 +74,13 @@ class World:
             name = f"h{i:04d}"
             self.hosts[name] = Host(self, name, f"d{i // self.shape.domain_size:03d}")
 
+    def add_twin(self, name: str) -> Host:
+        """Add a host whose agent has the name of `name`: of another user, folder or container."""
+        twin = Host(self, f"{name}-twin", self.hosts[name].domain, known_as=name)
+        self.hosts[twin.name] = twin
+        twin.start_agent()
+        return twin
+
     # Time.
 
     def at(self, secs: float, call: Callable[..., None], *arguments: object) -> None:
@@ -111,7 +118,7 @@ class World:
         job = Job(
             world=self,
             token=f"g{self.jobs_before + len(self.jobs)}",
-            leader=hosts[0],
+            leader=self.hosts[hosts[0]].known_as,
             rank_count=len(hosts) * shape.ranks_a_host,
             window=shape.window,
             every=shape.every,

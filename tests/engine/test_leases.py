@@ -25,7 +25,13 @@ def leases(run: Path) -> Leases:
 
 def lease(attempt: int = 1, counter: int = 1) -> Lease:
     return Lease(
-        run_id=RUN_ID, attempt=attempt, host="host-a", pid=7, incarnation=5, counter=counter
+        run_id=RUN_ID,
+        attempt=attempt,
+        host="host-a",
+        pid=7,
+        user="alice",
+        incarnation=5,
+        counter=counter,
     )
 
 
@@ -36,7 +42,7 @@ def test_the_age_is_the_difference_of_two_times_of_the_file_system(tmp_path: Pat
     written_ns = path.stat().st_mtime_ns
     fresh = here.read(1)
     assert fresh is not None
-    assert (fresh.host, fresh.pid) == ("host-a", 7)
+    assert fresh.holder == "host host-a (process 7 of user alice)"
     assert 0 <= fresh.age_secs < 5
     os.utime(path, ns=(written_ns, written_ns - 40 * 10**9))
     old = here.read(1)

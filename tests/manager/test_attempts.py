@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import signal
 import threading
 import time
@@ -16,13 +17,14 @@ import pytest
 import holdfast
 from holdfast import errors, preservation_policy, save_decision_policy
 from holdfast.agent import protocol
+from holdfast.agent.agent_directory import user_name
 from holdfast.agent.client import AgentGoneError
 from holdfast.clock import SystemClock
 from holdfast.coordination.settings import LEASE_SECS
 from holdfast.engine.lifecycle.attempts import AttemptStart, begin_attempt, read_attempt
 from holdfast.store.disk import DiskStore
 from tests.attempts import checkpoint_id
-from tests.hosts import Host, events, finished, is_running, wait_until
+from tests.hosts import Host, events, finished, host, is_running, wait_until
 from tests.manager.job import lose
 from tests.manifests import folders, manifest_path
 
@@ -458,6 +460,51 @@ def test_memory_that_a_killed_agent_had_not_removed_yet_is_removed_by_the_next(
         assert not left.exists()
 
 
+def check_names_holder(told: str, pid: int) -> None:
+    """Check that a refusal names the attempt and who has it, for how long, and what to do."""
+    assert "RunBusyError" in told
+    assert f"attempt 1 is live on host host-a (process {pid} of user {user_name()})" in told
+    assert re.search(
+        r"valid for another (29|30|2[3-8]) s; stop it first, or open with takeover", told
+    )
+
+
+def contents(run: Path) -> dict[str, tuple[int, int]]:
+    """The files of a run that no live attempt rewrites, with their sizes and times."""
+    paths = [p for name in ("attempts", "checkpoints") for p in (run / name).rglob("*")]
+    files = [p.stat() for p in (*paths, run / "holdfast.json") if p.is_file()]
+    names = [str(p) for p in (*paths, run / "holdfast.json") if p.is_file()]
+    return {n: (f.st_size, f.st_mtime_ns) for n, f in zip(names, files, strict=True)}
+
+
+def test_a_start_on_the_same_host_with_another_ram_folder_is_refused_and_changes_nothing(
+    one_host: Host, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    options = json.dumps({"sleep": 0.01, "interval": 10**6})
+    first = one_host.start(TRAINER, run, 100000, options)
+    first.stdout.readline()
+    wait_until(lambda: manifest_path(run, 0).exists())
+    # As of a save that the first one is at.
+    folder = run / "checkpoints" / "000090000.1"
+    folder.mkdir(parents=True)
+    (folder / "image-00000-of-00001.safetensors").write_bytes(b"bytes")
+    before = contents(run)
+    with host(one_host.name) as twin:
+        second = twin.start(TRAINER, run, 1, json.dumps({}))
+        _, told = second.communicate(timeout=60)
+        assert second.returncode != 0
+        check_names_holder(told, first.pid)
+        assert contents(run) == before
+        first.stdout.readline()
+        assert first.poll() is None
+        assert len(events(run, "attempt_started")) == 1
+        took_over = twin.start(TRAINER, run, 3, json.dumps({"takeover": True}))
+        _, told = took_over.communicate(timeout=60)
+        assert took_over.returncode == 0, told
+    assert len(events(run, "attempt_started")) == 2
+
+
 def test_a_start_on_another_host_is_refused_while_the_first_trains_and_names_it(
     one_host: Host, two_hosts: list[Host], tmp_path: Path
 ) -> None:
@@ -474,8 +521,7 @@ def test_a_start_on_another_host_is_refused_while_the_first_trains_and_names_it(
     assert second.returncode != 0
     assert [one.name for one in folder.iterdir()] == ["image-00000-of-00001.safetensors"]
     assert "RunBusyError" in told
-    assert f"attempt 1 is live on host host-a (process {first.pid})" in told
-    assert "30 s after the last renewal" in told
+    check_names_holder(told, first.pid)
     (log,) = (run / "events").glob("agent-host-b.log")
     assert "attempt 1 of host host-a may be live" in log.read_text()
     first.stdout.readline()

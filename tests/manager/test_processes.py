@@ -18,7 +18,7 @@ import holdfast
 from holdfast import errors
 from holdfast.engine.reading.metadata import CheckpointMetadata
 from tests.format.stranger import read_checkpoint
-from tests.hosts import Host, events, wait_until
+from tests.hosts import Host, events, expire_leases, wait_until
 from tests.manager.frameworks import FRAMEWORKS
 
 PROCESS = Path(__file__).with_name("process.py")
@@ -193,6 +193,7 @@ def test_a_bad_block_that_one_rank_needs_sends_all_ranks_to_the_older_checkpoint
     one_host.kill_agent()
     for folder in one_host.folder.iterdir():
         shutil.rmtree(folder)
+    expire_leases(run)
     image = run / "checkpoints" / "000000004.1" / "image-00001-of-00002.safetensors"
     data = bytearray(image.read_bytes())
     data[-1] ^= 1
@@ -263,6 +264,7 @@ def test_states_of_which_one_part_is_damaged_are_not_given_at_all(
     one_host.kill_agent()
     for folder in one_host.folder.iterdir():
         shutil.rmtree(folder)
+    expire_leases(run)
     record = run / "checkpoints" / "000000001.1" / "part-00001-of-00002.json"
     record.write_bytes(record.read_bytes().replace(b"1001", b"1002", 1))
     with holdfast.CheckpointManager(run) as manager:

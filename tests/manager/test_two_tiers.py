@@ -34,7 +34,7 @@ from holdfast.job.run_copies import copy_run
 from holdfast.policy.save_decision_policy import ContinuousCheckpointingPolicy
 from holdfast.store.location import open_durable
 from tests.engine.making import flip_bit
-from tests.hosts import Host, events, host, is_running, wait_until
+from tests.hosts import Host, events, expire_leases, host, is_running, wait_until
 from tests.manager import two_tier_trainer
 from tests.manager.job import check_went_on, lose, run_job, sources, start_job
 from tests.manager.tiers import Tiers, steps_in, stopped
@@ -216,6 +216,7 @@ def test_a_newer_step_of_the_fast_tier_wins(tiers: Tiers, one_host: Host) -> Non
     # What RAM had beyond it is lost with the host.
     shutil.rmtree(one_host.folder)
     one_host.folder.mkdir()
+    expire_leases(tiers.fast, tiers.remote)
     # Of a later one the commit alone may have been missing.
     assert tiers.train(1) > newest
 

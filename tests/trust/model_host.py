@@ -22,6 +22,7 @@ from holdfast.policy.preservation_policy import (
     PreservationPolicy,
 )
 from holdfast.store.ram import RamStore
+from tests.hosts import expire_leases
 from tests.manifests import manifests
 from tests.trust.in_process import (
     TICKS_MAX,
@@ -116,7 +117,8 @@ class ModelHost(InProcessHost):
         return {named(n.id): n.kind for n in ended if n.id is not None}
 
     def lose_ram(self) -> None:
-        """The power goes: what is on the tmpfs is gone."""
+        """The power goes: what is on the tmpfs is gone, and leases run out meanwhile."""
+        expire_leases(self.run)
         shutil.rmtree(self.folder)
         self.folder.mkdir(mode=0o700)
 

@@ -272,8 +272,8 @@ def test_opening_two_tiers_takes_as_many_requests_with_5000_checkpoints_as_with_
         # The same for the start; the trainer lists the first three again.
         "list_page": 4 + 3,
         # The run's record by the agent; the records as in the directory, and that of the previous
-        # attempt by the trainer; the manifest and the part record.
-        "get": 1 + 1 + 3 + 2,
+        # attempt by the trainer; the manifest and the part record; the lease of that attempt.
+        "get": 1 + 1 + 3 + 2 + 1,
         "create": 1,
         # The copy of the attempt's record; the lease, twice.
         "put": 1 + 2,

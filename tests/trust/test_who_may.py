@@ -7,6 +7,7 @@ place that was taken before its owner came.
 from __future__ import annotations
 
 import functools
+import json
 import os
 import shutil
 import stat
@@ -277,6 +278,30 @@ def root_is_refused_like_any_other_user(two: Users) -> None:
     said = two.trainer("call", folder, uid=0)
     assert said["error"] == "AgentGoneError"
     assert f"of user {OWNER}, expected user 0" in said["message"]
+
+
+@way("uid", 0)
+@way("uid", STRANGER)
+def a_live_run_is_not_taken_over_by_another_user_of_the_host(two: Users, uid: int) -> None:
+    """Each has an agent of its own, with the same host name; the run is open to both."""
+    other_ram = two.make_folder(two.place / "other", uid)
+    script = two.place / "code" / "tests" / "trust" / "who_may_trainer.py"
+    with two.popen(OWNER, script, "train", two.run) as training:
+        try:
+            assert json.loads(training.stdout.readline()) == {"attempt": 1}
+            for path in (two.run, *two.run.rglob("*")):
+                path.chmod(0o777)
+            said = two.trainer("save", two.run, uid=uid, HOLDFAST_RAM=str(other_ram))
+            assert said["error"] == "RunBusyError", said
+            holder = f"attempt 1 is live on host {HOST} (process {training.pid} of user {OWNER})"
+            assert holder in said["message"]
+            assert "s; stop it first, or open with takeover=True" in said["message"]
+            assert [one.name for one in (two.run / "attempts").glob("*1.json")]
+            assert not [*(two.run / "attempts").glob("*2.json")]
+            said = two.trainer("takeover", two.run, uid=uid, HOLDFAST_RAM=str(other_ram))
+            assert said == {"attempt": 2}
+        finally:
+            training.kill()
 
 
 @pytest.fixture(autouse=True)

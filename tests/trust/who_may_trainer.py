@@ -1,7 +1,9 @@
-"""Run a trainer of some user, without a framework: `start`, `save` or `call` a run; print JSON.
+"""Run a trainer of some user, without a framework: `start`, `save` … a run; print JSON.
 
 start RUN     finds or starts the agent; prints its folder, and its process
 save RUN      the same, and saves step 1; prints also the agent's notices of it
+train RUN     begins an attempt, prints its number, and lives on
+takeover RUN  begins an attempt, and fences one that is live
 call FOLDER   asks the agent in that folder for its status
 """
 
@@ -9,6 +11,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -40,22 +43,38 @@ def start(run: Path) -> dict:
     return {"folder": str(folder), "reason": reason, "pid": status.pid}
 
 
-def save(run: Path) -> dict:
-    found = start(run)
-    client = AgentClient(Path(found["folder"]))
+def begin(client: AgentClient, *, takeover: bool = False) -> protocol.Attached:
     tier = protocol.TierPolicies(save=None, preserve=encode(LatestN(1)).decode())
     attach = protocol.Attach(
         group="group",
         rank=0,
         count=1,
         attempt=None,
-        takeover=False,
+        takeover=takeover,
         durable=tier,
         ram=tier,
         ram_limit_bytes=None,
         linger_secs=600.0,
     )
-    place = client.call("attach", attach, protocol.Attached)
+    return client.call("attach", attach, protocol.Attached)
+
+
+def train(run: Path) -> dict:
+    client = AgentClient(Path(start(run)["folder"]))
+    print(json.dumps({"attempt": begin(client).attempt}), flush=True)
+    signal.pause()
+    raise AssertionError("a signal that is handled")
+
+
+def takeover(run: Path) -> dict:
+    client = AgentClient(Path(start(run)["folder"]))
+    return {"attempt": begin(client, takeover=True).attempt}
+
+
+def save(run: Path) -> dict:
+    found = start(run)
+    client = AgentClient(Path(found["folder"]))
+    place = begin(client)
     one = CheckpointId(1, place.attempt)
     clock = SystemClock()
     plan = right_plan(one, 0, 1, clock.now())

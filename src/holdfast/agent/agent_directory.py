@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pwd
 import re
 import socket
 import stat
@@ -37,6 +38,14 @@ _CREDENTIALS = struct.Struct("3i")
 def host_name() -> str:
     """Return this host's identity: `HOLDFAST_HOST`, or else the machine's name."""
     return os.environ.get(HOST_VARIABLE) or socket.gethostname()
+
+
+def user_name() -> str:
+    """Return the name of this process's user; its number if it has no name here."""
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        return str(os.geteuid())
 
 
 def roots() -> list[Path]:

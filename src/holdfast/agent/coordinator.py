@@ -240,7 +240,7 @@ class Coordinator:
                 self._start(self._storage_worker.read_lease(effect))
             case effects.LeaseAwaited():
                 log.warning(
-                    "attempt %s of host %s may be live, and its agent does not answer: waiting at "
+                    "attempt %s of host %s may be live, and its agent cannot be asked: waiting at "
                     "most %.0f s for its lease to expire",
                     effect.attempt,
                     effect.host,

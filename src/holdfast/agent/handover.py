@@ -20,20 +20,24 @@ def group_of(record: GroupRecord) -> TrainerGroup | None:
     return group if group.present else None
 
 
-def record_by_storage(state: AgentState, part_count: int) -> GroupRecord | None:
+def record_by_storage(
+    state: AgentState, storage_worker: StorageWorker, part_count: int
+) -> GroupRecord | None:
     """Rebuild a lost record from storage, for a host without peers.
 
-    Without peers the newest attempt was this host's, whichever process worked on it.
-
     Returns:
-        The record, or None if there is no attempt or storage cannot be read.
+        The record, or None if another agent of this host's name may lead the newest attempt, if
+        there is none, or if storage cannot be read.
     """
     try:
         newest = newest_number(state.durable)
         if newest == 0:
             return None
         attempt = read_attempt(state.durable, newest)
+        is_free = storage_worker.has_begun(attempt.attempt) or storage_worker.has_ended(attempt)
     except HoldfastError:
+        return None
+    if not is_free:
         return None
     return GroupRecord(
         group=f"attempt-{newest}",

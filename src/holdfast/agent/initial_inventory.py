@@ -107,7 +107,7 @@ class OpeningListing:
                 self._listing = None
                 return
             numbers = (*found.numbers, record.attempt.number)
-            self._listing = replace(found, numbers=numbers, attempts=attempts)
+            self._listing = replace(found, numbers=numbers, attempts=attempts, is_over=False)
             self._is_for_leader = True
 
     def has_whole(self, number: int) -> bool:

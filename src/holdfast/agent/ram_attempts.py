@@ -1,4 +1,8 @@
-"""Which attempts in this host's RAM are not those of the place that is open.
+"""The attempts beside this host's RAM: those begun here, and those that are not the run's.
+
+An attempt is noted in the agent's folder before its record is put into the run. So an agent knows
+an attempt as one of its own folder by its identity, and not by the host's name, which agents of
+other users, of other folders and of other containers share.
 
 RAM is found by the run's id. A directory and its remote tier have one id, and a directory that was
 put back to an earlier state keeps it. If one of them was trained apart, its attempts have other
@@ -17,6 +21,38 @@ from holdfast.errors import ObjectNotFoundError
 from holdfast.format.names import AttemptId
 from holdfast.format.records import AttemptRecord
 from holdfast.store.durable import DurableStore
+
+NOTE = "attempt-"
+
+
+def note_attempt(folder: Path, attempt: AttemptId) -> None:
+    """Note an attempt in the agent's folder.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    _note(folder, attempt).touch()
+
+
+def forget_attempts(folder: Path, others: Collection[AttemptId]) -> None:
+    """Forget the noted attempts, except the `others`.
+
+    Raises:
+        OSError: Some of them may remain.
+    """
+    kept = {_note(folder, attempt) for attempt in others}
+    for note in folder.glob(f"{NOTE}*"):
+        if note not in kept:
+            note.unlink(missing_ok=True)
+
+
+def is_noted(folder: Path, attempt: AttemptId) -> bool:
+    """Return whether this very attempt is noted in the agent's folder."""
+    return _note(folder, attempt).exists()
+
+
+def _note(folder: Path, attempt: AttemptId) -> Path:
+    return folder / f"{NOTE}{attempt.name}"
 
 
 def foreign_attempts(

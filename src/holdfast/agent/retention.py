@@ -114,8 +114,8 @@ class Retention:
     async def recover(self) -> None:
         """Commit what an interrupted run left whole and durable; clear what never can be restored.
 
-        Call it only while no process of this host works on the run. If the newest attempt is
-        another host's, that one may be live, so nothing is touched: the next attempt recovers it.
+        Call it only while no process of this folder works on the run. If the newest attempt began
+        elsewhere and may be live, nothing is touched: the next attempt recovers it.
         """
         whole = [c for c, listed in self._storage_worker.in_ram().items() if listed.is_whole]
         await self._recover(whole, None)
@@ -134,8 +134,8 @@ class Retention:
             if attempt is None:
                 listing = await worker.query(lambda: worker.list_for_opening(is_for_start=True))
                 state.events.attempt = listing.newest_number
-                newest = listing.attempts.get(listing.newest_number)
-                if newest is not None and newest.host != state.config.host:
+                newest = listing.newest_attempt
+                if newest and not (listing.is_over or worker.has_begun(newest)):
                     return
                 self.has_recovered = True
             else:

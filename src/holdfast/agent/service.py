@@ -155,7 +155,8 @@ class Service:
             await self._retention.find_attempt()
         if record is None and not has_peers:
             counts = [listed.part_count for listed in self._storage_worker.in_ram().values()]
-            record = record_by_storage(state, counts[-1]) if counts else None
+            worker = self._storage_worker
+            record = record_by_storage(state, worker, counts[-1]) if counts else None
         if record is not None:
             self._coordinator.update_addresses(parsed_addresses(record.addresses))
         self._trainer_sessions.adopt(group)

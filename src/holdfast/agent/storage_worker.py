@@ -17,13 +17,19 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
+from holdfast.agent.agent_directory import user_name
 from holdfast.agent.initial_inventory import OpeningListing
-from holdfast.agent.ram_attempts import foreign_attempts
+from holdfast.agent.ram_attempts import (
+    foreign_attempts,
+    forget_attempts,
+    is_noted,
+    note_attempt,
+)
 from holdfast.agent.ram_place import note_place, place_of
 from holdfast.agent.remote_leases import RemoteLeases
 from holdfast.agent.state import AgentState
 from holdfast.coordination import effects, inputs
-from holdfast.coordination.settings import PULLS_MAX
+from holdfast.coordination.settings import LEASE_SECS, PULLS_MAX
 from holdfast.engine.lifecycle.attempts import AttemptStart, begin_attempt, newest_attempt
 from holdfast.engine.lifecycle.catalog import Listing, list_checkpoints, list_folder
 from holdfast.engine.lifecycle.commit import check_not_fenced, commit, read_part, remove
@@ -108,6 +114,8 @@ class StorageWorker:
         self.known_attempts: dict[int, AttemptRecord] = {}
         """The records of attempts that were read since the last start, by number."""
         self._known_remote_attempts: dict[int, AttemptRecord] = {}
+        self._put_attempt = NO_ATTEMPT
+        """The attempt whose record this agent has put last, or has tried to."""
         self.opening = OpeningListing(state.clock)
 
     def close(self) -> None:
@@ -261,7 +269,7 @@ class StorageWorker:
         return inputs.LeaseWritten(wanted.attempt)
 
     async def read_lease(self, wanted: effects.ReadLease) -> inputs.LeaseRead | inputs.LeaseNotRead:
-        """Read the lease of an attempt that another host leads."""
+        """Read the lease of an attempt that another agent leads."""
         try:
             lease = await self._lease_call(self._leases.read, wanted.attempt.number)
         except HoldfastError as error:
@@ -281,6 +289,7 @@ class StorageWorker:
             attempt=attempt,
             host=config.host,
             pid=first.pid if first is not None else os.getpid(),
+            user=user_name(),
             incarnation=incarnation,
             counter=counter,
         )
@@ -466,6 +475,8 @@ class StorageWorker:
         return inputs.DurableListed(
             newest_attempt=newer.newest_attempt,
             leader=newest.host if newest is not None else "",
+            is_begun_here=self.has_begun(newer.newest_attempt),
+            is_over=newer.is_over,
             limits=last_steps(newer.attempts),
             committed=committed,
             parts=_listed(found.uncommitted),
@@ -496,7 +507,8 @@ class StorageWorker:
     def list_for_opening(self, *, is_for_start: bool = False) -> NewestListing:
         """List the newest checkpoints, for the later steps of an opening too."""
         changes = self.opening.changes
-        found = self._list_newest(self._oldest_step_in_ram())
+        since_step = self._oldest_step_in_ram()
+        found = list_newest(self._state.durable, self.known_attempts, since_step, self.has_ended)
         self.opening.keep(found, changes, is_for_start=is_for_start)
         return found
 
@@ -515,6 +527,21 @@ class StorageWorker:
     def _list_newest(self, since_step: int) -> NewestListing:
         return list_newest(self._state.durable, self.known_attempts, since_step)
 
+    def has_begun(self, attempt: AttemptId) -> bool:
+        """Return whether an agent of this folder has begun the attempt: this one, or a dead one."""
+        is_put = bool(attempt) and attempt == self._put_attempt
+        return is_put or is_noted(self._state.folder, attempt)
+
+    def has_ended(self, record: AttemptRecord) -> bool:
+        """Return whether an attempt of this host's name that began elsewhere has no valid lease.
+
+        Its agent, of another user, folder or container, cannot be asked.
+        """
+        if record.host != self._state.config.host or self.has_begun(record.attempt):
+            return False
+        lease = self._leases.read(record.attempt.number)
+        return lease is None or lease.age_secs >= LEASE_SECS
+
     def _begin(self, wanted: effects.BeginAttempt) -> bool:
         config, durable = self._state.config, self._state.durable
         check_run(durable, durable.home.location_text, config.run_id)
@@ -528,8 +555,19 @@ class StorageWorker:
             pid=os.getpid(),
             time=self._state.clock.now(),
         )
-        # The lease is written first, so that another start that finds the record finds a fresh
-        # lease.
+        # The note and the lease are written first: the next agent of this folder that finds the
+        # record finds the note, and another start a fresh lease.
+        self._put_attempt = wanted.attempt
+        try:
+            note_attempt(self._state.folder, wanted.attempt)
+        except OSError as error:
+            log.warning(
+                "attempt %s is not noted in %s; if this agent is killed, the next start waits for "
+                "the attempt's lease: %s",
+                wanted.attempt,
+                self._state.folder,
+                error,
+            )
         self._lease_writer.write(self._lease(wanted.attempt, 0, 0))
         try:
             if remote is None:
@@ -548,15 +586,18 @@ class StorageWorker:
             self.opening.begun(record)
         return record is not None
 
-    def note_place(self) -> None:
-        """Note the run's place beside this host's RAM, which may get checkpoints from now on."""
-        self._reading.submit(self._note_place)
+    def note_joined(self, attempt: AttemptId) -> None:
+        """Note the attempt and the run's place beside this host's RAM, which may get its parts."""
+        self._reading.submit(self._note_joined, attempt)
 
-    def _note_place(self) -> None:
+    def _note_joined(self, attempt: AttemptId) -> None:
         try:
+            held = {checkpoint.attempt for checkpoint in self.in_ram()}
+            note_attempt(self._state.folder, attempt)
+            forget_attempts(self._state.folder, {attempt, *held})
             note_place(self._state.folder, place_of(self._state.durable.home))
         except OSError as error:
-            log.info("%s is not noted beside the RAM tier: %s", self._state.run, error)
+            log.info("attempt %s is not noted beside the RAM tier: %s", attempt, error)
 
     async def drop_foreign(self) -> set[AttemptId]:
         """Drop what RAM has of attempts that are not this run's; return these attempts."""

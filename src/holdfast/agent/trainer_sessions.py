@@ -240,7 +240,7 @@ class TrainerSessions:
             return False
         group.attempt, group.origin = effect.attempt, effect.origin
         self._storage_worker.opening.on_joined(effect.attempt)
-        self._storage_worker.note_place()
+        self._storage_worker.note_joined(effect.attempt)
         state.events.attempt = effect.attempt.number
         state.control.cells[control_block.ATTEMPT] = effect.attempt.number
         if start is not None and 0 in group.members:

@@ -1,8 +1,9 @@
 """The start of an attempt, on rank 0's host, before the attempt has a leader.
 
 A start gathers the reports of its trainers' hosts, lists the durable tier, and asks the agent that
-leads the newest attempt whether its trainers live. If that agent does not answer, it reads the
-attempt's lease (`lease`). Then it chooses the checkpoint to continue from and puts the attempt's
+leads the newest attempt whether its trainers live. If that agent does not answer, or cannot be
+asked because it has the name of this host and is not its agent, the start reads the attempt's
+lease (`lease`). Then it chooses the checkpoint to continue from and puts the attempt's
 record if there is none. The record decides: of two concurrent starts one puts it, and the other
 lists storage again.
 
@@ -177,7 +178,7 @@ class Bootstrap:
                     return f"it is not yet known whether {attempt} lives"
                 left_secs = max(self._watch.over_at_secs - now_secs, 0.0)
                 return (
-                    f"the agent of {attempt} does not answer, and its lease runs out in at most "
+                    f"the agent of {attempt} cannot be asked, and its lease runs out in at most "
                     f"{left_secs:.0f} s"
                 )
             case _:
@@ -261,7 +262,7 @@ class Bootstrap:
             case LeaseVerdict.DEAD:
                 self._list_again()
             case LeaseVerdict.LIVE if item.lease is not None:
-                self._refuse(_live_text(item.attempt, item.lease), Refusal.BUSY)
+                self._refuse(live_text(item.attempt, item.lease), Refusal.BUSY)
             case _:
                 self._at_secs = watch.next_read_at_secs
                 if is_first and listed is not None:
@@ -309,17 +310,15 @@ class Bootstrap:
     def _probe(self, turn: Turn, living: RankGroup | None) -> None:
         assert self.listed is not None
         leader, newest = self.listed.leader, self.listed.newest_attempt
-        is_own = newest in (NO_ATTEMPT, self.branch_from, self._ended)
-        # This host's own attempt needs no probe: its group is known here.
-        if not is_own and not self.group.takeover and leader == self.identity.host:
-            is_same = living is not None and living.attempt == newest
-            if living is not None and is_same and living.is_living:
-                self._refuse(f"attempt {newest} is live on this host", Refusal.BUSY)
-                return
-            is_own = True
-        if is_own or self.group.takeover:
+        is_of_this_name = leader == self.identity.host
+        if newest in (NO_ATTEMPT, self.branch_from, self._ended) or self.group.takeover:
             self._proceed()
-        elif self._at_secs == float("-inf"):
+        elif is_of_this_name and living is not None and living.holds(newest):
+            self._refuse(f"attempt {newest} is live on this host", Refusal.BUSY)
+        elif is_of_this_name and (self.listed.is_begun_here or self.listed.is_over):
+            # An attempt of this agent's folder needs no probe: its group is known here.
+            self._proceed()
+        elif self._at_secs == float("-inf") and not is_of_this_name:
             self._at_secs = turn.now_secs + self.identity.settings.probe_secs
             self._ask_leader(turn)
         elif turn.now_secs < self._at_secs:
@@ -328,15 +327,17 @@ class Bootstrap:
             # Without those ranks the attempt cannot continue, even if other ranks of it live.
             self._list_again()
         else:
-            # Its host is lost, or cut off, or belongs to a job whose hosts cannot be reached.
+            # Its host is lost, or cut off, or belongs to a job whose hosts cannot be reached; or an
+            # agent of this host's name, not this one, leads it: of another user, folder, container.
             self._phase, self._at_secs = _Phase.LEASE, float("-inf")
             self._watch = LeaseWatch(turn.now_secs)
 
     def _ask_leader(self, turn: Turn) -> None:
         assert self.listed is not None
-        newest = self.listed.newest_attempt
-        probe = Probe(run=self.identity.run, attempt=newest, group=self.group.token)
-        turn.send(self.listed.leader, probe)
+        newest, leader = self.listed.newest_attempt, self.listed.leader
+        # A message to this host's own name would reach this agent, which does not lead the attempt.
+        if leader != self.identity.host:
+            turn.send(leader, Probe(run=self.identity.run, attempt=newest, group=self.group.token))
 
     def _request_lease(self, turn: Turn) -> None:
         assert self.listed is not None
@@ -432,10 +433,12 @@ def _hosts_text(hosts: list[str]) -> str:
     return f"host{'s' if len(hosts) > 1 else ''} {named}{more}"
 
 
-def _live_text(attempt: AttemptId, lease: LeaseSeen) -> str:
+def live_text(attempt: AttemptId, lease: LeaseSeen) -> str:
+    """Return who holds an attempt's lease, and for how long, as text for users."""
+    left_secs = min(max(LEASE_SECS - lease.age_secs, 0.0), LEASE_SECS)
     return (
-        f"attempt {attempt} is live on host {lease.host} (process {lease.pid}), which has just "
-        f"renewed its lease; it would be taken over {LEASE_SECS:.0f} s after the last renewal"
+        f"attempt {attempt} is live on {lease.holder}; its lease was renewed and is valid for "
+        f"another {left_secs:.0f} s"
     )
 
 

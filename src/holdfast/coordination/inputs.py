@@ -247,7 +247,11 @@ class DurableListed:
 
     Attributes:
         newest_attempt: the newest attempt that has a record; 0 if there is none.
-        leader: the host that began that attempt.
+        leader: the host that began that attempt, by its name.
+        is_begun_here: an agent of this folder began it: its record is noted there. The name proves
+            nothing, since agents of several users, folders or containers share it.
+        is_over: that attempt has this host's name and had no valid lease before the checkpoints
+            were listed.
         limits: for each attempt on its timeline, the last step that counts.
         committed: the checkpoints that have a manifest.
         parts: the checkpoints that have parts, committed or not.
@@ -258,6 +262,8 @@ class DurableListed:
     limits: Mapping[AttemptId, int]
     committed: frozenset[CheckpointId]
     parts: Mapping[CheckpointId, Listed]
+    is_begun_here: bool = False
+    is_over: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,15 +312,21 @@ class LeaseSeen:
     """A lease as it was read.
 
     Attributes:
-        host, pid: the trainer that the lease is for.
+        host, pid, user: the trainer that the lease is for, and the user of its agent.
         stamp: a value that each renewal changes.
         age_secs: the time since the last renewal, by the clock of the file system alone.
     """
 
     host: str
     pid: int
+    user: str
     stamp: str
     age_secs: float
+
+    @property
+    def holder(self) -> str:
+        """The host, process and user that hold the lease, as text for users."""
+        return f"host {self.host} (process {self.pid} of user {self.user})"
 
 
 @dataclass(frozen=True, slots=True)

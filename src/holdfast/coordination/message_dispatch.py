@@ -122,14 +122,23 @@ def _newer(roles: HostRoles, turn: Turn, message: Newer) -> None:
 
 
 def _probe(roles: HostRoles, turn: Turn, sender: str, probe: Probe) -> None:
+    """Answer whether the attempt's trainers live, unless this agent does not know the attempt.
+
+    It then has the name of the agent that was asked, and is another one, or has lost its RAM. The
+    attempt's lease decides.
+    """
     group, leader = roles.follower.group, roles.leader
+    leadership, bootstrap = roles.follower.leadership, roles.bootstrap
+    may_have = bootstrap is not None and bootstrap.may_have(probe.attempt)
+    if not may_have and (leadership is None or leadership.attempt < probe.attempt):
+        return
     is_other = group is not None and group.token != probe.group
     is_living = group is not None and is_other and group.is_living
     if is_living and leader is not None and leader.is_broken:
         # Without all its ranks it cannot continue, so it does not block a new attempt.
         is_living = False
     attempt = roles.follower.attempt
-    if roles.bootstrap is not None and roles.bootstrap.may_have(probe.attempt):
+    if may_have:
         # The record that the other start has found is the one that this host's start is putting.
         is_living, attempt = True, probe.attempt
     alive = Alive(run=probe.run, attempt=attempt, group=probe.group, is_living=is_living)

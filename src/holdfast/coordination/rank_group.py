@@ -54,6 +54,10 @@ class RankGroup:
         """Whether the group can continue: ranks live here, and none was lost."""
         return bool(self.ranks) and not self.is_broken
 
+    def holds(self, attempt: AttemptId) -> bool:
+        """Return whether the group is of that attempt, and can continue."""
+        return self.attempt == attempt and self.is_living
+
     def begin(self, attempt: AttemptId, origin: CheckpointId | None) -> None:
         """Enter an attempt that has begun, or a branch of the previous one."""
         self.attempt, self.origin = attempt, origin

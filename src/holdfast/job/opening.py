@@ -292,8 +292,8 @@ def _check_not_live(remote: DurableStore, run_id: str, newest: int) -> None:
     seen = Leases(remote.fleeting, run_id).read(newest)
     if seen is not None and seen.age_secs < LEASE_SECS:
         raise RunBusyError(
-            f"open {remote.home.location_text}: attempt {newest} is live on host {seen.host} "
-            f"(process {seen.pid}); stop it first, or open with takeover=True to fence it"
+            f"open {remote.home.location_text}: attempt {newest} is live on {seen.holder}; stop it "
+            "first, or open with takeover=True to fence it"
         )
 
 

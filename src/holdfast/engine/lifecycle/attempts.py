@@ -40,6 +40,17 @@ class AttemptStart:
     pid: int
     time: datetime
 
+    def record(self, attempt: AttemptId) -> AttemptRecord:
+        """Return the record of the attempt if it gets its number."""
+        return AttemptRecord(
+            run_id=self.run_id,
+            attempt=attempt,
+            origin=self.origin,
+            host=self.host,
+            pid=self.pid,
+            time=self.time,
+        )
+
 
 def attempt_numbers(store: ReadableStore) -> list[int]:
     """Return the numbers of all attempts, ascending."""
@@ -242,14 +253,7 @@ def begin_attempt(
             f"begin an attempt: its number would be above {ATTEMPT_MAX}; a stray file in "
             f"{ATTEMPTS}/ may have the highest number, remove it"
         )
-    record = AttemptRecord(
-        run_id=start.run_id,
-        attempt=attempt,
-        origin=start.origin,
-        host=start.host,
-        pid=start.pid,
-        time=start.time,
-    )
+    record = start.record(attempt)
     key, copy_key = attempt_keys(number)
     data = seal(record)
     if not store.put_if_absent(key, data):

@@ -1,8 +1,8 @@
-"""Leases of a run: for each attempt a small object that its leading host rewrites.
+"""Leases of a run: for each attempt a small object that the agent that leads it rewrites.
 
-A start on another host reads the age of the newest attempt's lease. The age is the difference of
-two times from the store, that of the lease and that of an object written just now, so that hosts'
-clocks are not compared.
+A start that cannot ask that agent reads the age of the newest attempt's lease. The age is the
+difference of two times from the store, that of the lease and that of an object written just now, so
+that hosts' clocks are not compared.
 
 A lease need not survive the loss of power, and it fences nothing: see decisions/0020.
 """
@@ -29,14 +29,15 @@ log = logging.getLogger(__name__)
 class Lease(msgspec.Struct, frozen=True, kw_only=True):
     """The content of the object; `incarnation` and `counter` differ after each renewal.
 
-    `pid` is the process of the lowest rank on the host. `run_id` distinguishes a run's own leases
-    from those copied with its directory.
+    `pid` is the process of the lowest rank on the host, and `user` the name of the agent's user.
+    `run_id` distinguishes a run's own leases from those copied with its directory.
     """
 
     run_id: str
     attempt: AttemptId
     host: str
     pid: int
+    user: str
     incarnation: int
     counter: int
 
@@ -89,11 +90,15 @@ class Leases:
             lease = decode(read.data, Lease)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             log.warning("%s is not a valid lease, only its time is used: %s", key, error)
-            return LeaseSeen(host="unknown", pid=0, stamp=str(written_ns), age_secs=age_secs)
+            return LeaseSeen(
+                host="unknown", pid=0, user="unknown", stamp=str(written_ns), age_secs=age_secs
+            )
         if lease.run_id != self._run_id:
             return None
         stamp = f"{lease.incarnation}.{lease.counter}.{written_ns}"
-        return LeaseSeen(host=lease.host, pid=lease.pid, stamp=stamp, age_secs=age_secs)
+        return LeaseSeen(
+            host=lease.host, pid=lease.pid, user=lease.user, stamp=stamp, age_secs=age_secs
+        )
 
 
 class LeaseWriter:
@@ -119,7 +124,7 @@ class LeaseWriter:
             yield
         except HoldfastError as error:
             if not self._has_failed:
-                log.warning("%s; a start on another host may take the run over: %s", what, error)
+                log.warning("%s; a start elsewhere may take the run over: %s", what, error)
             self._has_failed = True
         else:
             self._has_failed = False

@@ -10,7 +10,7 @@ What is left of earlier checkpoints is not found here. A commit lists everything
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping
+from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass
 
 from holdfast.engine.lifecycle.attempts import attempt_sizes_bytes, read_attempts
@@ -46,6 +46,7 @@ class NewestListing:
             timeline, and all others with a step of at least `since_step`; of these all objects.
         since_step: from which step on the folders were listed.
         doubtful: the attempts whose record or copy is missing or damaged, as far as was seen.
+        is_over: the newest attempt had ended before the checkpoints were listed.
     """
 
     numbers: tuple[int, ...]
@@ -53,6 +54,7 @@ class NewestListing:
     checkpoints: dict[CheckpointId, Listing]
     since_step: int
     doubtful: frozenset[int] = frozenset()
+    is_over: bool = False
 
     @property
     def newest_number(self) -> int:
@@ -85,6 +87,7 @@ def list_newest(
     durable: DurableStore,
     known: MutableMapping[int, AttemptRecord] | None = None,
     since_step: int = STEP_MAX,
+    has_ended: Callable[[AttemptRecord], bool] = lambda _: False,
 ) -> NewestListing:
     """List the newest checkpoints of a run.
 
@@ -92,6 +95,8 @@ def list_newest(
         durable: the run's store.
         known: records of attempts that were read before; those read now are added.
         since_step: the folders of checkpoints of this step and later ones are listed too.
+        has_ended: returns whether the newest attempt has ended; called before the checkpoints are
+            listed, which then have all that it committed.
 
     Raises:
         CheckpointDamagedError: an attempt's record is damaged, so the timeline is unknown.
@@ -100,6 +105,8 @@ def list_newest(
     sizes = attempt_sizes_bytes(durable)
     damaged: set[int] = set()
     attempts = read_attempts(durable, [*sizes], known, damaged)
+    record = attempts.get(max(sizes, default=0))
+    is_over = record is not None and has_ended(record)
     committed, newest = _committed(durable, attempts, since_step)
     since_step = min(since_step, newest.step if newest is not None else 0)
     if since_step > ORDERED_STEP_MAX:
@@ -118,6 +125,7 @@ def list_newest(
             for number, (size, *copies) in sizes.items()
             if copies != [size] or number in damaged
         ),
+        is_over=is_over,
     )
 
 
