@@ -20,7 +20,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from holdfast.clock import SystemClock
-from holdfast.engine.lifecycle.attempts import AttemptStart, begin_attempt, newest_attempt
+from holdfast.engine.lifecycle.attempts import AttemptStart, begin_attempt, newest_number
 from holdfast.engine.lifecycle.catalog import list_checkpoints
 from holdfast.engine.lifecycle.commit import commit
 from holdfast.engine.reading.sources import CheckpointSources, find_sources
@@ -39,7 +39,7 @@ from holdfast.format.records import (
 )
 from holdfast.store.contract import Store
 from holdfast.store.disk import DiskStore
-from tests.attempts import checkpoint_id
+from tests.attempts import attempt_id, checkpoint_id
 
 RUN_ID = "0123456789abcdef0123456789abcdef"
 TIME = datetime(2026, 8, 1, 12, 0, tzinfo=UTC)
@@ -169,11 +169,11 @@ def sources_of(checkpoint: CheckpointId, *stores: Store) -> CheckpointSources:
 
 
 def begin(store: Store, *origins: tuple[int, int] | None) -> None:
-    """Begins attempts 1, 2, …, each from its origin."""
+    """Begins attempts 1, 2, …, each from its origin: a step and the number of its attempt."""
     for origin in origins:
-        came_from = None if origin is None else CheckpointId(*origin)
+        came_from = None if origin is None else checkpoint_id(*origin)
         start = AttemptStart(run_id=RUN_ID, origin=came_from, host="h", pid=1, time=TIME)
-        assert begin_attempt(store, newest_attempt(store) + 1, start)
+        assert begin_attempt(store, attempt_id(newest_number(store) + 1), start)
 
 
 def planned_spec(placements: Sequence[Placement], owners: Sequence[Owners]) -> CheckpointSpec:

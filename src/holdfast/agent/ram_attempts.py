@@ -14,7 +14,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from holdfast.engine.lifecycle.attempts import read_attempt
-from holdfast.errors import ObjectNotFoundError
+from holdfast.errors import CheckpointDamagedError, ObjectNotFoundError
 from holdfast.format.names import AttemptId
 from holdfast.store.durable import DurableStore
 
@@ -43,10 +43,12 @@ def foreign_attempts(
     """Return those of the attempts that are not the attempts of `store`.
 
     One that `store` has no record of is foreign if the last agent worked on another place. At this
-    place its record was lost, and whoever finds it decides.
+    place its record was lost, and whoever finds it decides. The same holds for a damaged record,
+    which a reader of the timeline reports with what to do.
 
     Raises:
-        StorageError, CheckpointDamagedError, NewerFormatError: The store's record cannot be read.
+        StorageError, NewerFormatError: The store's record cannot be read.
+        CheckpointDamagedError: It is damaged, and the last agent worked on another place.
     """
     is_here = noted_place(folder) in (None, store.home.location_text)
     foreign = set()
@@ -55,6 +57,10 @@ def foreign_attempts(
             is_foreign = read_attempt(store, attempt.number).attempt != attempt
         except ObjectNotFoundError:
             is_foreign = not is_here
+        except CheckpointDamagedError:
+            if not is_here:
+                raise
+            is_foreign = False
         if is_foreign:
             foreign.add(attempt)
     return foreign
