@@ -30,7 +30,7 @@ def images_reusing(plan: PartPlan, last: PartRecord, unchanged: Collection[int])
     before = [*last.reused]
     if own:
         image = ReusedImage(
-            id=(last.step, last.attempt),
+            origin=last.id,
             image_size_bytes=last.image_size_bytes,
             header_digest=last.header_digest,
             laid=ranges_of(own),
@@ -43,7 +43,7 @@ def images_reusing(plan: PartPlan, last: PartRecord, unchanged: Collection[int])
         if used:
             reused.append(
                 ReusedImage(
-                    id=image.id,
+                    origin=image.origin,
                     image_size_bytes=image.image_size_bytes,
                     header_digest=image.header_digest,
                     laid=image.laid,
