@@ -15,6 +15,7 @@ from holdfast.agent.service import CLOSED_SECS
 from holdfast.coordination.messages import TargetKind
 from holdfast.engine.lifecycle.attempts import AttemptStart, begin_attempt
 from holdfast.engine.lifecycle.catalog import list_checkpoints
+from tests.attempts import attempt_id
 from tests.coordination.cases import make, running, until
 from tests.engine.making import memory_folder
 from tests.trust.in_process import RUN_ID, InProcessHost, in_process_host
@@ -116,7 +117,7 @@ def test_an_agent_whose_run_another_host_has_taken_over_leaves_and_frees_its_ram
     host.save(trainer, 1)
     host.settle()
     start = AttemptStart(run_id=RUN_ID, origin=None, host="host-b", pid=1, time=host.clock.now())
-    assert begin_attempt(host.state.durable, 2, start) is not None
+    assert begin_attempt(host.state.durable, attempt_id(2), start) is not None
     host.save(trainer, 2)
     host.settle()
     assert host.state.group is None

@@ -30,6 +30,7 @@ from holdfast.peers.sender import WAITING_MAX, MessageSender, Sender
 from holdfast.peers.server import PeerServer, ServedRun
 from holdfast.peers.tls import PeerTls, client_context, server_context
 from holdfast.peers.wire import ADDRESS_HEADER
+from tests.attempts import attempt_id
 from tests.engine.making import memory_folder
 from tests.engine.stores import ram
 from tests.peers import RUN, TOKEN, Authority
@@ -107,13 +108,13 @@ async def until(is_so: Callable[[], bool]) -> None:
 
 
 def leaving(incarnation: int) -> Leaving:
-    return Leaving(run=RUN, attempt=1, incarnation=incarnation)
+    return Leaving(run=RUN, attempt=attempt_id(1), incarnation=incarnation)
 
 
 def report(seq: int) -> Report:
     return Report(
         run=RUN,
-        attempt=1,
+        attempt=attempt_id(1),
         incarnation=1,
         seq=seq,
         version=1,
@@ -130,13 +131,13 @@ def test_a_message_comes_with_its_sender_and_where_that_is_answered(there: Post)
     async def run() -> None:
         async with messenger() as own:
             own.update_address("host-b", there.address)
-            own.send("host-b", WhoHolds(run=RUN, attempt=3, group="g"))
+            own.send("host-b", WhoHolds(run=RUN, attempt=attempt_id(3), group="g"))
             await until(lambda: bool(there.came))
 
     asyncio.run(run())
     sender, address, message, _ = there.came[0]
     assert (sender, address) == ("host-a", PeerAddress(LOOPBACK, 4321))
-    assert message == WhoHolds(run=RUN, attempt=3, group="g")
+    assert message == WhoHolds(run=RUN, attempt=attempt_id(3), group="g")
 
 
 def test_of_reports_that_wait_only_the_newest_is_sent_and_other_messages_keep_their_order(

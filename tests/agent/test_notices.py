@@ -40,8 +40,9 @@ def watched(host: InProcessHost, trainer: Trainer, **asked: Any) -> protocol.Not
 
 def report_again(host: InProcessHost, trainer: Trainer, checkpoint: CheckpointId) -> None:
     assert host.service is not None
-    number = checkpoint.step, checkpoint.attempt
-    report = protocol.Sealed(rank=0, id=number, part_count=1, tier="ram", durable=True, again=True)
+    report = protocol.Sealed(
+        rank=0, id=checkpoint, part_count=1, tier="ram", durable=True, again=True
+    )
     host.call(host.service.sealed(report, trainer.process.pid))
     host.settle()
 
@@ -63,12 +64,11 @@ def test_a_save_that_the_agent_does_not_know_is_named_and_ends(host: InProcessHo
     trainer = host.attach()
     known = host.save(trainer, 1)
     lost = CheckpointId(2, trainer.attempt)
-    pending = ((known.step, known.attempt), (lost.step, lost.attempt))
-    told = watched(host, trainer, cursor=0, pending=pending)
-    assert told.unknown == ((2, trainer.attempt),)
+    told = watched(host, trainer, cursor=0, pending=(known, lost))
+    assert told.unknown == (lost,)
     report_again(host, trainer, lost)
     after = watched(host, trainer, cursor=told.cursor).notices
-    (end,) = [notice for notice in after if notice.id == (2, trainer.attempt)]
+    (end,) = [notice for notice in after if notice.id == lost]
     assert (end.kind, end.reason) == ("failed", "its part is no longer in RAM")
 
 
@@ -76,17 +76,17 @@ def test_a_commit_that_no_notice_has_named_is_named_when_it_is_asked_for(
     host: InProcessHost,
 ) -> None:
     trainer = host.attach()
-    host.save(trainer, 1)
+    first = host.save(trainer, 1)
     host.settle()
     for step in (2, 3):
-        host.save(trainer, step)
+        last = host.save(trainer, step)
         host.settle()
     end = host.state.notices.count
-    told = watched(host, trainer, cursor=0, pending=((1, trainer.attempt),))
-    assert told.unknown == ((1, trainer.attempt),)
-    report_again(host, trainer, CheckpointId(3, trainer.attempt))
+    told = watched(host, trainer, cursor=0, pending=(first,))
+    assert told.unknown == (first,)
+    report_again(host, trainer, last)
     after = watched(host, trainer, cursor=end).notices
-    assert ("committed", (3, trainer.attempt)) in [(notice.kind, notice.id) for notice in after]
+    assert ("committed", last) in [(notice.kind, notice.id) for notice in after]
 
 
 @pytest.fixture
@@ -105,7 +105,8 @@ def kinds_of(
     """The kinds of the notices that these are posted as."""
     before = host.state.notices.count
     for step, status, reason in ends:
-        retention.on_outcome(effects.ReportOutcome(checkpoint_id(step), status, reason, is_due))
+        checkpoint = CheckpointId(step, retention._coordinator.node.attempt)
+        retention.on_outcome(effects.ReportOutcome(checkpoint, status, reason, is_due))
     count = host.state.notices.count - before
     return [notice.kind for notice in list(host.state.notices._notices)[-count:]] if count else []
 

@@ -26,8 +26,8 @@ def host() -> Iterator[InProcessHost]:
 
 def slot_for(host: InProcessHost, trainer: Trainer, step: int) -> protocol.Slot:
     assert host.service is not None
-    number = step, trainer.attempt
-    request = protocol.WantSlot(rank=0, id=number, size_bytes=1 << 20)
+    wanted = CheckpointId(step, trainer.attempt)
+    request = protocol.WantSlot(rank=0, id=wanted, size_bytes=1 << 20)
     return host.call(host.service.want_slot(request, trainer.process.pid))
 
 

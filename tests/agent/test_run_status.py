@@ -29,7 +29,7 @@ from holdfast.peers.address import PeerAddress
 from holdfast.peers.config import LOOPBACK, listen
 from holdfast.peers.directory import PeerDirectory
 from holdfast.peers.server import PeerServer, ServedRun
-from tests.attempts import checkpoint_id
+from tests.attempts import attempt_id, checkpoint_id
 from tests.engine.making import memory_folder
 from tests.engine.stores import ram
 from tests.peers import RUN, TOKEN, listening, scripted
@@ -43,7 +43,7 @@ def status(host: str, rank: int, **changed: object) -> HostStatus:
         domain=f"rack-{host}",
         version="1",
         pid=7,
-        attempt=1,
+        attempt=attempt_id(1),
         leader="a",
         ranks=(rank,),
         ram_bytes=10,
@@ -56,7 +56,7 @@ def status(host: str, rank: int, **changed: object) -> HostStatus:
 
 def lead(attempt: int = 1, term: int = 0, **silent_secs: float | None) -> Lead:
     return Lead(
-        attempt=attempt,
+        attempt=attempt_id(attempt),
         term=term,
         rank_count=2,
         hosts=tuple(
@@ -193,10 +193,10 @@ def test_where_the_leader_does_not_answer_nothing_is_said_of_checkpoints() -> No
 
 def test_a_leader_of_an_older_attempt_or_term_is_not_believed() -> None:
     old = status("a", 0, lead=lead(attempt=1, a=0.0))
-    new = status("b", 1, attempt=2, leader="b", lead=lead(attempt=2, b=0.0))
+    new = status("b", 1, attempt=attempt_id(2), leader="b", lead=lead(attempt=2, b=0.0))
     assert job_of(old, {"b": new}, {}, {}).leader == "b"
     # Only an older attempt is known, so the leader of the newest one is not.
-    follower = status("b", 1, attempt=2, leader="b")
+    follower = status("b", 1, attempt=attempt_id(2), leader="b")
     assert not job_of(old, {"b": follower}, {}, {}).leader_answers
     first = status("a", 0, lead=lead(term=0, a=0.0, b=0.0))
     later = status("b", 1, lead=lead(term=1, a=0.0, b=0.0))

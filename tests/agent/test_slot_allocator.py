@@ -19,7 +19,7 @@ SIZE = 1 << 20
 
 
 def image(step: int) -> str:
-    return f"checkpoints/{step:09d}.1/image-00000-of-00001.safetensors"
+    return f"checkpoints/{step:09d}.1-00000001/image-00000-of-00001.safetensors"
 
 
 def test_slots_that_a_slow_disk_required_are_freed_once_two_passes_find_them_idle() -> None:

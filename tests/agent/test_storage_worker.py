@@ -29,6 +29,7 @@ from holdfast.peers.address import PeerAddress
 from holdfast.peers.directory import PeerDirectory
 from holdfast.peers.store import PeerStore
 from holdfast.store.file_system import LOCAL
+from tests.attempts import attempt_id
 from tests.engine.making import RUN_ID, TIME, Made, memory_folder
 
 WAIT_SECS = 10.0
@@ -40,7 +41,7 @@ def state(tmp_path: Path) -> Iterator[AgentState]:
         config = AgentConfig(run=str(tmp_path), run_id=RUN_ID, host="a", folder=folder)
         made = open_state(config, SystemClock(), LOCAL)
         start = AttemptStart(run_id=RUN_ID, origin=None, host="a", pid=1, time=TIME)
-        begin_attempt(made.durable, 1, start)
+        begin_attempt(made.durable, attempt_id(1), start)
         yield made
         made.ram.close()
 
@@ -109,7 +110,7 @@ def test_a_removal_waits_for_the_commit_of_what_it_removes(
     state: AgentState, storage_worker: StorageWorker, made: Made
 ) -> None:
     coordinator: Any = SimpleNamespace(
-        node=SimpleNamespace(attempt=1, is_leading=True, pending_ids=list)
+        node=SimpleNamespace(attempt=attempt_id(1), is_leading=True, pending_ids=list)
     )
     retention = Retention(state, storage_worker, coordinator)
     with ThreadPoolExecutor(1) as pool:
@@ -156,7 +157,7 @@ def test_only_the_host_that_leads_removes_images(
 ) -> None:
     """Another one could not exclude a commit that reuses them."""
     coordinator: Any = SimpleNamespace(
-        node=SimpleNamespace(attempt=1, is_leading=is_leading, pending_ids=list)
+        node=SimpleNamespace(attempt=attempt_id(1), is_leading=is_leading, pending_ids=list)
     )
     Retention(state, storage_worker, coordinator)._remove_everywhere(made.id)
     names = [stored.key.rpartition("/")[2] for stored in state.durable.list("checkpoints")]
@@ -185,7 +186,7 @@ def test_a_remote_tier_that_does_not_answer_delays_no_renewal_of_the_lease(
 
     async def renew(counter: int) -> None:
         async with asyncio.timeout(WAIT_SECS / 2):
-            await storage_worker.renew_lease(effects.RenewLease(1, 1, counter))
+            await storage_worker.renew_lease(effects.RenewLease(attempt_id(1), 1, counter))
 
     for counter in range(1, 5):
         asyncio.run(renew(counter))

@@ -38,7 +38,7 @@ from holdfast.policy.save_decision_policy import (
 from holdfast.store.contract import StoredObject
 from holdfast.store.disk import DiskStore
 from holdfast.testing.failing import CHANGES, FailingFileSystem, FailurePlan, Fault
-from tests.attempts import checkpoint_id
+from tests.attempts import attempt_id, checkpoint_id
 from tests.engine.making import memory_folder
 from tests.hosts import events, wait_until
 from tests.trust.in_process import (
@@ -281,7 +281,7 @@ def test_an_attempt_that_the_remote_tier_alone_knows_fences_this_one(rig: Rig) -
         pid=1,
         time=rig.host.clock.now(),
     )
-    assert begin_attempt(rig.remote, 2, start) is not None
+    assert begin_attempt(rig.remote, attempt_id(2), start) is not None
     rig.save(2)
     rig.act()
     assert rig.steps() == [1]
@@ -299,7 +299,7 @@ def test_attempts_of_another_run_at_the_place_of_the_remote_tier_fence_nothing(r
         start = AttemptStart(
             run_id=other, origin=None, host="elsewhere", pid=1, time=rig.host.clock.now()
         )
-        assert begin_attempt(rig.remote, number, start) is not None
+        assert begin_attempt(rig.remote, attempt_id(number), start) is not None
     for _ in range(3):
         rig.host.call(rig.uploader.look_for_takeover())
         rig.host.settle()
@@ -319,7 +319,7 @@ def test_an_attempt_that_began_in_the_remote_tier_fences_one_that_uploads_nothin
             pid=1,
             time=rig.host.clock.now(),
         )
-        assert begin_attempt(rig.remote, number, start) is not None
+        assert begin_attempt(rig.remote, attempt_id(number), start) is not None
 
     rig.host.call(rig.uploader.look_for_takeover())
     begin(2)
@@ -390,7 +390,7 @@ def test_attempts_are_copied_both_ways_and_other_ones_are_refused(rig: Rig, tmp_
 
     def begin(store: DiskStore, number: int, host: str) -> None:
         start = AttemptStart(run_id=RUN_ID, origin=None, host=host, pid=1, time=clock.now())
-        assert begin_attempt(store, number, start) is not None
+        assert begin_attempt(store, attempt_id(number), start) is not None
 
     def records(place: Path) -> dict[str, bytes]:
         return {path.name: path.read_bytes() for path in (place / "attempts").iterdir()}
@@ -415,10 +415,10 @@ def test_attempts_are_copied_both_ways_and_other_ones_are_refused(rig: Rig, tmp_
     [
         b"",
         b"[]",
-        b'{"place": "/r", "step": -1, "attempt": 1, "round": 0, "ranks": []}',
-        b'{"place": "/r", "step": 1, "attempt": 0, "round": 0, "ranks": []}',
-        b'{"place": "/r", "step": 1, "attempt": 1, "round": 0, "ranks": [[0, 1000000000000]]}',
-        b'{"place": "/r", "step": 1, "attempt": 1, "round": 0, "ranks": [[-5, 2]]}',
+        b'{"place": "/r", "id": [-1, [1, "00000001"]], "round": 0, "ranks": []}',
+        b'{"place": "/r", "id": [1, [0, "00000001"]], "round": 0, "ranks": []}',
+        b'{"place": "/r", "id": [1, [1, "00000001"]], "round": 0, "ranks": [[0, 1000000000000]]}',
+        b'{"place": "/r", "id": [1, [1, "00000001"]], "round": 0, "ranks": [[-5, 2]]}',
     ],
 )
 def test_an_order_that_no_leader_sends_is_refused(order: bytes) -> None:
@@ -427,7 +427,7 @@ def test_an_order_that_no_leader_sends_is_refused(order: bytes) -> None:
 
 
 def test_an_order_for_another_remote_tier_is_refused(rig: Rig) -> None:
-    order = UploadOrder(place="/elsewhere", step=1, attempt=1, round=1, ranks=((0, 1),))
+    order = UploadOrder(place="/elsewhere", id=checkpoint_id(1), round=1, ranks=((0, 1),))
     with pytest.raises(InvalidArgumentError, match="expected the remote tier of this agent's run"):
         rig.uploader.parts.start_upload(order)
 

@@ -96,8 +96,8 @@ def seen(url: str) -> dict[str, list[tuple[int, int]]]:
         for step in run.all_steps():
             assert_right(run.restore(step), step)
     return {
-        "readable": [(one.step, one.attempt) for one in readable(view.listings)],
-        "timeline": [(one.step, one.attempt) for one in view.timeline],
+        "readable": [(one.step, one.attempt.number) for one in readable(view.listings)],
+        "timeline": [(one.step, one.attempt.number) for one in view.timeline],
     }
 
 

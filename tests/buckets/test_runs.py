@@ -19,6 +19,7 @@ from holdfast import CheckpointManager
 from holdfast.clock import SystemClock
 from holdfast.engine.lifecycle.attempts import AttemptStart, begin_attempt, read_attempts
 from holdfast.errors import NotARunError, StorageError
+from holdfast.format.names import AttemptId
 from holdfast.job.check_results import Severity
 from holdfast.job.run_copies import copy_run
 from holdfast.job.storage_checks import check_storage
@@ -107,7 +108,7 @@ def test_of_two_attempts_that_begin_at_once_one_wins(any_url: str) -> None:
         start = AttemptStart(
             run_id="run", origin=None, host="host", pid=pid, time=datetime.now(UTC)
         )
-        return begin_attempt(stores[pid], 1, start) is not None
+        return begin_attempt(stores[pid], AttemptId.of_start(1, f"{pid}"), start) is not None
 
     with ThreadPoolExecutor(8) as pool:
         assert sum(pool.map(begin, range(8))) == 1

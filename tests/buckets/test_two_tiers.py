@@ -21,10 +21,12 @@ from holdfast.engine.lifecycle.catalog import list_checkpoints
 from holdfast.errors import StorageError, WaitTimeoutError
 from holdfast.policy.save_decision_policy import FixedIntervalPolicy
 from holdfast.store.location import open_durable
+from tests.attempts import folder_of
 from tests.buckets.fault_proxy import FaultProxy, Request, running_proxy
 from tests.buckets.s3_server import BUCKET, running_server
 from tests.buckets.test_runs import check, run_command, state_of
 from tests.hosts import Host, events, is_running, wait_until
+from tests.manifests import manifest_path
 
 
 def manager_of(fast: Path, url: str) -> CheckpointManager:
@@ -90,11 +92,10 @@ def test_steps_that_are_missing_or_damaged_in_the_directory_are_read_from_the_bu
             manager.wait_until_finished(30, remote=True)
         assert main(["rm", url, "0", "--yes"]) == 1
     assert main(["stop", str(fast)]) == 0
-    for folder, harmed in (("000000000.1", "part-*"), ("000000001.1", "image-*")):
-        (path,) = (fast / "checkpoints" / folder).glob(harmed)
+    for step, harmed in ((0, "part-*"), (1, "image-*")):
+        (path,) = folder_of(fast, step).glob(harmed)
         path.unlink()
-    (manifest,) = (fast / "checkpoints/manifests").glob("*-000000000.1.json")
-    manifest.unlink()
+    manifest_path(fast, 0).unlink()
     assert committed_in(str(fast)) == [1]
     with holdfast.open_run(fast) as run:
         for step in (0, 1):

@@ -13,6 +13,7 @@ from holdfast.engine.lifecycle.catalog import Listings, list_stores
 from holdfast.engine.reading import inventory
 from holdfast.job.run_access import read_only
 from holdfast.store.contract import ReadableStore
+from tests.attempts import folder_of
 from tests.cli.command_line import answer, holdfast, kill_all, start_training, train
 from tests.hosts import Host
 from tests.manifests import manifest_path
@@ -43,7 +44,7 @@ def test_ls_tells_of_every_checkpoint(shared_host: Host, run: Path) -> None:
     taken = datetime.fromisoformat(newest["time"])
     assert timedelta(0) < datetime.now(UTC) - taken < timedelta(minutes=5)
     assert 0 < newest["age_secs"] < 300
-    folder = run / "checkpoints" / f"000000002.{newest['attempt']}"
+    folder = folder_of(run, 2, newest["attempt"])
     assert newest["size_bytes"] == sum(path.stat().st_size for path in folder.glob("*.safetensors"))
 
 

@@ -13,7 +13,8 @@ from holdfast.engine.lifecycle.catalog import list_checkpoints
 from holdfast.engine.lifecycle.references import remove_durable
 from holdfast.engine.lifecycle.run import create_run
 from holdfast.errors import StepNotFoundError
-from tests.attempts import checkpoint_id
+from holdfast.format.names import image_key
+from tests.attempts import checkpoint_id, folder_of
 from tests.cli.command_line import answer, holdfast
 from tests.engine.making import RUN_ID, TIME, Made, begin, disk, flip_bit, random_array
 from tests.engine.reusing import Chain
@@ -50,7 +51,7 @@ def run(chain: Chain, tmp_path: Path) -> Path:
 
 def reused(run: Path) -> Path:
     """The image that steps 11 and 12 reuse."""
-    return run / "checkpoints/000000010.1/image-00000-of-00001.safetensors"
+    return run / image_key(checkpoint_id(10), 0, 1)
 
 
 def test_show_tells_what_is_reused_and_what_was_written_anew(one_host: Host, run: Path) -> None:
@@ -75,7 +76,7 @@ def test_ls_and_show_count_alike_and_written_bytes_are_those_of_the_files(
             shown["size_bytes"],
             shown["written_bytes"],
         )
-        images = (run / "checkpoints" / f"{step:09d}.1").glob("*.safetensors")
+        images = folder_of(run, step).glob("*.safetensors")
         assert sum(path.stat().st_size for path in images) == row["written_bytes"]
     assert rows[12]["size_bytes"] == OWN_BYTES + BASE_BYTES
 
@@ -109,7 +110,7 @@ def test_who_globs_a_checkpoints_folder_meets_no_stale_array(chain: Chain, run: 
     """Under the name of a fresh one: as a reader with the safetensors library alone would do."""
     fresh = {}
     for step in (10, 11, 12):
-        for path in (run / "checkpoints" / f"{step:09d}.1").glob("*.safetensors"):
+        for path in folder_of(run, step).glob("*.safetensors"):
             for name, array in load_file(path).items():
                 assert (step, name) not in fresh
                 fresh[step, name] = array.tobytes()
@@ -128,7 +129,7 @@ def test_ls_sees_that_a_reused_image_is_not_whole(one_host: Host, run: Path, dam
         os.truncate(reused(run), BASE_BYTES - 1)
     for row in answer(one_host, "ls", run)["checkpoints"]:
         assert row["state"] == "damaged"
-        assert "checkpoints/000000010.1/image-00000-of-00001.safetensors" in row["problem"]
+        assert image_key(checkpoint_id(10), 0, 1) in row["problem"]
 
 
 def test_verify_names_the_reused_image_whose_bytes_are_bad(one_host: Host, run: Path) -> None:

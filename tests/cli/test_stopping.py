@@ -12,11 +12,12 @@ from holdfast.cli.stop import _check_nothing_lost
 from holdfast.clock import SystemClock
 from holdfast.engine.lifecycle.attempts import AttemptStart, begin_attempt
 from holdfast.errors import SaveFailedError
-from tests.attempts import checkpoint_id
+from holdfast.format.names import AttemptId, CheckpointId
+from tests.attempts import attempt_id
 from tests.trust.in_process import RUN_ID, in_process_host
 
 
-def ended(run: Path, *held: tuple[int, int]) -> AgentStatus:
+def ended(run: Path, *held: tuple[AttemptId, int]) -> AgentStatus:
     """An agent that held these checkpoints, complete and not committed, as attempt and step."""
     return AgentStatus(
         run=str(run),
@@ -30,7 +31,8 @@ def ended(run: Path, *held: tuple[int, int]) -> AgentStatus:
         held=tuple(
             HeldStatus(
                 step=step,
-                attempt=attempt,
+                attempt=attempt.number,
+                attempt_token=attempt.token,
                 parts_in_ram=1,
                 part_count=1,
                 complete=True,
@@ -58,15 +60,16 @@ def test_only_a_newest_checkpoint_of_the_timeline_that_is_not_durable_is_lost(
         host.save(trainer, 10)
         host.settle()
         _check_nothing_lost(ended(host.run), clock)
-        _check_nothing_lost(ended(host.run, (1, 5), (1, 10)), clock)
+        first = trainer.attempt
+        _check_nothing_lost(ended(host.run, (first, 5), (first, 10)), clock)
         with pytest.raises(SaveFailedError, match=r"step 20 \(attempt 1\) was not made durable"):
-            _check_nothing_lost(ended(host.run, (1, 10), (1, 20)), clock)
+            _check_nothing_lost(ended(host.run, (first, 10), (first, 20)), clock)
         # Another host's attempt has gone on from step 10.
-        origin = checkpoint_id(10)
+        origin = CheckpointId(10, first)
         start = AttemptStart(
             run_id=RUN_ID, origin=origin, host="host-b", pid=1, time=host.clock.now()
         )
-        assert begin_attempt(host.state.durable, 2, start) is not None
-        _check_nothing_lost(ended(host.run, (1, 20)), clock)
+        assert begin_attempt(host.state.durable, attempt_id(2), start) is not None
+        _check_nothing_lost(ended(host.run, (first, 20)), clock)
         shutil.rmtree(host.run)
-        _check_nothing_lost(ended(host.run, (1, 20)), clock)
+        _check_nothing_lost(ended(host.run, (first, 20)), clock)

@@ -1,3 +1,4 @@
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,10 +11,10 @@ from holdfast.cli.findings import Copy
 from holdfast.cli.main import main
 from holdfast.cli.verify import merged
 from holdfast.engine.reading.verify import BlockCheck
-from holdfast.format.names import attempt_keys, manifest_key
+from holdfast.format.names import attempt_keys
 from holdfast.format.records import Manifest, PartRecord
 from holdfast.format.sealed import FORMAT_VERSION, seal, unseal
-from tests.attempts import checkpoint_id
+from tests.attempts import folder_of
 from tests.cli.command_line import answer, holdfast, train
 from tests.hosts import Host, host
 from tests.manifests import manifest_path
@@ -41,7 +42,7 @@ def run(made: Path, tmp_path: Path) -> Iterator[Path]:
 
 
 def image(run: Path, step: int = 1) -> Path:
-    return run / f"checkpoints/{step:09d}.1/image-00000-of-00001.safetensors"
+    return folder_of(run, step) / "image-00000-of-00001.safetensors"
 
 
 def flip(path: Path, offset: int) -> None:
@@ -80,24 +81,25 @@ def test_a_flipped_byte_is_found_with_its_file_and_range(
 
 IMAGE = "image-00000-of-00001.safetensors"
 PART = "part-00000-of-00001.json"
-DAMAGES: list[tuple[str, Callable[[Path], None]]] = [
-    ("checkpoints/000000000.1/" + IMAGE, lambda path: path.write_bytes(path.read_bytes()[:5000])),
-    ("checkpoints/000000001.1/" + IMAGE, lambda path: path.write_bytes(path.read_bytes() + b"x")),
-    ("checkpoints/000000002.1/" + IMAGE, Path.unlink),
-    ("checkpoints/000000003.1/" + PART, lambda path: flip(path, 50)),
-    ("checkpoints/000000004.1/" + PART, Path.unlink),
-    (manifest_key(checkpoint_id(5)), lambda path: flip(path, 50)),
-    ("attempts/000000001.json", lambda path: flip(path, 50)),
+
+
+DAMAGES: list[tuple[Callable[[Path], Path], Callable[[Path], None]]] = [
+    (lambda run: folder_of(run, 0) / IMAGE, lambda path: os.truncate(path, 5000)),
+    (lambda run: folder_of(run, 1) / IMAGE, lambda path: os.truncate(path, 10**6)),
+    (lambda run: folder_of(run, 2) / IMAGE, Path.unlink),
+    (lambda run: folder_of(run, 3) / PART, lambda path: flip(path, 50)),
+    (lambda run: folder_of(run, 4) / PART, Path.unlink),
+    (lambda run: manifest_path(run, 5), lambda path: flip(path, 50)),
+    (lambda run: run / "attempts/000000001.json", lambda path: flip(path, 50)),
 ]
 
 
 def test_every_kind_of_damage_is_found(shared_host: Host, run: Path) -> None:
-    for name, harm in DAMAGES:
-        harm(run / name)
+    files = [of_run(run) for of_run, _ in DAMAGES]
+    for file, (_, harm) in zip(files, DAMAGES, strict=True):
+        harm(file)
     found = answer(shared_host, "verify", run, code=1)
-    assert {problem["file"] for problem in found["problems"]} == {
-        str(run / name) for name, _ in DAMAGES
-    }
+    assert {problem["file"] for problem in found["problems"]} == {*map(str, files)}
     # What can still be checked is checked.
     assert [copy["step"] for copy in found["copies"]] == list(range(8))
     assert [copy["step"] for copy in found["copies"] if copy["ok"]] == [6, 7]
@@ -205,7 +207,7 @@ def test_the_copy_in_ram_is_read_too(tmp_path: Path) -> None:
         run = tmp_path / "run"
         train(own, run, steps=2)
         assert answer(own, "verify", run)["copies"][-1]["tier"] == "ram"
-        (copy,) = own.folder.glob("*/ram/checkpoints/000000001.1/image*")
+        (copy,) = own.folder.glob("*/ram/checkpoints/000000001.1-*/image*")
         with copy.open("r+b") as file:
             file.seek(5000)
             file.write(b"\xff")

@@ -19,6 +19,7 @@ import numpy as np
 
 import holdfast
 from holdfast import preservation_policy, save_decision_policy
+from holdfast.format.names import CheckpointId
 
 
 class Iterator:
@@ -60,7 +61,7 @@ def main() -> None:
     folder = Path(directory) / "checkpoints"
     if options.get("break_storage") == "writing":
         folder.mkdir()
-        (folder / "000000000.1").write_text("in the way of step 0")
+        (folder / str(CheckpointId(0, manager._session.place.attempt))).write_text("in the way")
     elif options.get("break_storage") == "listing":
         folder.write_text("not a folder")
     print("open", os.environ.get("HOLDFAST_RESTART_COUNT", ""), flush=True)

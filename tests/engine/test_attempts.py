@@ -14,6 +14,7 @@ from holdfast.engine.lifecycle.attempts import (
     begin_attempt,
     mend_attempts,
     newest_attempt,
+    newest_number,
     read_attempt,
     read_attempts,
 )
@@ -24,43 +25,47 @@ from holdfast.errors import (
     NotARunError,
     ObjectNotFoundError,
 )
-from holdfast.format.names import RUN_FILE, STEP_MAX, attempt_keys
+from holdfast.format.names import NO_ATTEMPT, RUN_FILE, STEP_MAX, AttemptId, attempt_keys
 from holdfast.format.records import AttemptRecord, RunRecord
 from holdfast.format.sealed import seal
 from holdfast.format.timeline import last_steps
 from holdfast.store.disk import DiskStore
-from tests.attempts import checkpoint_id
+from tests.attempts import attempt_id, checkpoint_id
 from tests.engine.making import RUN_ID, TIME, begin, disk, flip_bit
 
 START = AttemptStart(run_id=RUN_ID, origin=checkpoint_id(7), host="h", pid=3, time=TIME)
 
 
 def test_attempts_are_numbered_from_1_and_say_where_they_began(durable: DiskStore) -> None:
-    assert newest_attempt(durable) == 0
+    assert newest_number(durable) == 0
+    assert newest_attempt(durable) == NO_ATTEMPT
     begin(durable, None)
-    second = begin_attempt(durable, 2, START)
+    second = begin_attempt(durable, attempt_id(2), START)
     assert second is not None
-    assert (second.attempt, second.origin, second.host, second.pid) == (2, (7, 1), "h", 3)
+    assert (second.attempt, second.origin) == (attempt_id(2), checkpoint_id(7))
+    assert (second.host, second.pid) == ("h", 3)
+    assert newest_attempt(durable) == attempt_id(2)
     assert attempt_numbers(durable) == [1, 2]
     assert read_attempt(durable, 2) == second
-    assert {n: r.origin for n, r in read_attempts(durable).items()} == {1: None, 2: (7, 1)}
+    origins = {number: record.origin for number, record in read_attempts(durable).items()}
+    assert origins == {1: None, 2: checkpoint_id(7)}
 
 
 def test_no_two_starts_get_one_number(durable: DiskStore) -> None:
     barrier = threading.Barrier(8, timeout=60)
     begun = []
 
-    def start() -> None:
+    def start(token: str) -> None:
         store = disk(durable.root)
         barrier.wait()
-        begun.extend(begin_attempt(store, number, START) for number in (1, 2, 3))
+        begun.extend(begin_attempt(store, AttemptId.of_start(n, token), START) for n in (1, 2, 3))
 
-    threads = [threading.Thread(target=start) for _ in range(8)]
+    threads = [threading.Thread(target=start, args=(f"{i}",)) for i in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert sorted(record.attempt for record in begun if record is not None) == [1, 2, 3]
+    assert sorted(one.attempt.number for one in begun if one is not None) == [1, 2, 3]
 
 
 def test_other_files_beside_the_attempts_are_ignored(durable: DiskStore) -> None:
@@ -111,14 +116,14 @@ def test_a_damaged_record_of_an_abandoned_attempt_does_no_harm(durable: DiskStor
     begin(durable, None, (7, 1), (5, 1))
     for key in attempt_keys(2):
         flip_bit(durable.root / key, 99)
-    assert [*last_steps(read_attempts(durable))] == [3, 1]
+    assert [*last_steps(read_attempts(durable))] == [attempt_id(3), attempt_id(1)]
 
 
 def test_a_timeline_ends_where_an_attempt_has_no_record(durable: DiskStore) -> None:
     begin(durable, None, (7, 1), (9, 2))
     for key in attempt_keys(2):
         durable.delete(key)
-    assert last_steps(read_attempts(durable)) == {3: STEP_MAX, 2: 9}
+    assert last_steps(read_attempts(durable)) == {attempt_id(3): STEP_MAX, attempt_id(2): 9}
 
 
 def test_a_record_under_another_attempts_name_is_damaged(durable: DiskStore) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from holdfast.engine.lifecycle.catalog import has_all_parts, list_checkpoints
-from holdfast.format.names import CheckpointId
+from holdfast.format.names import checkpoint_folder
 from holdfast.store.disk import DiskStore
 from tests.attempts import checkpoint_id
 from tests.engine.making import Made, random_array
@@ -15,22 +15,27 @@ JUNK = [
     "checkpoints/notes.txt",
     f"checkpoints/junk/{PART}",
     f"checkpoints/10.1/{PART}",
-    f"checkpoints/0000000010.1/{PART}",
-    f"checkpoints/000000010.01/{PART}",
-    f"checkpoints/000000010.0/{PART}",
-    f"checkpoints/000000010.1.bak/{PART}",
+    f"checkpoints/0000000010.1-00000001/{PART}",
+    f"checkpoints/000000010.01-00000001/{PART}",
+    f"checkpoints/000000010.0-00000001/{PART}",
+    f"checkpoints/000000010.1-00000001.bak/{PART}",
     f"checkpoints/000000010/{PART}",
-    f"checkpoints/000000011.1/deeper/{PART}",
-    f"elsewhere/000000010.1/{PART}",
+    f"checkpoints/000000010.1/{PART}",
+    f"checkpoints/000000010.1-/{PART}",
+    f"checkpoints/000000010.1-0000001/{PART}",
+    f"checkpoints/000000010.1-0000000A/{PART}",
+    f"checkpoints/000000011.1-00000001/deeper/{PART}",
+    f"elsewhere/000000010.1-00000001/{PART}",
     PART,
-    "checkpoints/manifests/000000010.1.json",
-    "checkpoints/manifests/0999999999999991-000000010.1.json",
-    "checkpoints/manifests/999999999999990-000000010.1.json",
-    "checkpoints/manifests/0999999999999990-000000010.01.json",
-    "checkpoints/manifests/0999999999999990-000000010.1",
-    "checkpoints/manifests/0999999999999990-000000010.1.json/deeper.json",
-    "checkpoints/manifests/deeper/0999999999999990-000000010.1.json",
-    "manifests/0999999999999990-000000010.1.json",
+    "checkpoints/manifests/000000010.1-00000001.json",
+    "checkpoints/manifests/0999999999999990-000000010.1.json",
+    "checkpoints/manifests/0999999999999991-000000010.1-00000001.json",
+    "checkpoints/manifests/999999999999990-000000010.1-00000001.json",
+    "checkpoints/manifests/0999999999999990-000000010.01-00000001.json",
+    "checkpoints/manifests/0999999999999990-000000010.1-00000001",
+    "checkpoints/manifests/0999999999999990-000000010.1-00000001.json/deeper.json",
+    "checkpoints/manifests/deeper/0999999999999990-000000010.1-00000001.json",
+    "manifests/0999999999999990-000000010.1-00000001.json",
 ]
 
 
@@ -41,9 +46,9 @@ def _put(store: DiskStore, *keys: str) -> None:
 
 def test_names_that_are_no_checkpoints_are_ignored(durable: DiskStore) -> None:
     _put(durable, *JUNK)
-    (durable.root / "checkpoints" / "000000012.1").mkdir()
-    outside = durable.root / "elsewhere" / "000000010.1"
-    (durable.root / "checkpoints" / "000000010.1").symlink_to(outside)
+    (durable.root / "checkpoints" / "000000012.1-0000000c").mkdir()
+    outside = durable.root / "elsewhere" / "000000010.1-00000001"
+    (durable.root / "checkpoints" / "000000010.1-00000001").symlink_to(outside)
     assert list_checkpoints(durable) == {}
 
 
@@ -51,7 +56,7 @@ def test_a_listing_is_by_step_then_attempt(durable: DiskStore) -> None:
     ids = [(20, 1), (3, 2), (3, 10), (10**12, 1), (0, 1), (3, 1)]
     for step, attempt in ids:
         Made(id=checkpoint_id(step, attempt)).write(durable)
-    assert list(list_checkpoints(durable)) == [CheckpointId(*i) for i in sorted(ids)]
+    assert list(list_checkpoints(durable)) == [checkpoint_id(*i) for i in sorted(ids)]
 
 
 def test_a_saved_checkpoint_is_complete_and_its_size_is_that_of_its_images(
@@ -94,7 +99,7 @@ FOLDERS: dict[str, tuple[str, dict, bool]] = {
 def test_a_part_is_a_record_and_its_image(
     durable: DiskStore, files: str, parts: dict, complete: bool
 ) -> None:
-    _put(durable, *(f"checkpoints/000000001.1/{name}" for name in files.split()))
+    _put(durable, *(f"{checkpoint_folder(checkpoint_id(1))}/{name}" for name in files.split()))
     (listing,) = list_checkpoints(durable).values()
     assert listing.parts == parts
     assert listing.is_complete == complete

@@ -16,9 +16,15 @@ from holdfast.engine.lifecycle.commit import check_not_fenced, commit, remove
 from holdfast.engine.lifecycle.recovery import recover
 from holdfast.engine.reading.restore import fill_targets
 from holdfast.errors import CheckpointDamagedError, FencedError, ObjectNotFoundError, StorageError
-from holdfast.format.names import checkpoint_folder, manifest_key, part_key
+from holdfast.format.names import (
+    AttemptId,
+    CheckpointId,
+    checkpoint_folder,
+    manifest_key,
+    part_key,
+)
 from holdfast.store.disk import DiskStore
-from tests.attempts import checkpoint_id
+from tests.attempts import attempt_id, checkpoint_id
 from tests.engine.making import Made, begin, disk, flip_bit, random_array, sources_of
 from tests.engine.stores import POINTS, DiedError, DyingStore
 from tests.engine.test_restore import assert_filled, whole_targets
@@ -96,7 +102,7 @@ def test_a_part_record_of_another_checkpoint_is_not_committed(durable: DiskStore
     other.write(durable)
     data = durable.get(part_key(other.id, 1, RANKS))
     durable.put(part_key(made.id, 1, RANKS), data)
-    with pytest.raises(CheckpointDamagedError, match=r"part 1 of 2 of 000000020\.1"):
+    with pytest.raises(CheckpointDamagedError, match=r"part 1 of 2 of 000000020\.1-00000001"):
         commit(durable, made.id, RANKS)
     assert manifest_key(made.id) not in objects(durable, made)
 
@@ -212,9 +218,9 @@ def test_recovery_clears_what_killed_writes_left(durable: DiskStore) -> None:
     made = made_at(10)
     made.save(durable)
     for name in (
-        "000000010.1/.part-00000-of-00001.json.0123.unfinished",
-        "000000020.1/.part-00000-of-00001.json.0123.unfinished",
-        "manifests/.0999999999999980-000000020.1.json.0123.unfinished",
+        "000000010.1-00000001/.part-00000-of-00001.json.0123.unfinished",
+        "000000020.1-00000001/.part-00000-of-00001.json.0123.unfinished",
+        "manifests/.0999999999999980-000000020.1-00000001.json.0123.unfinished",
     ):
         left = durable.root / "checkpoints" / name
         left.parent.mkdir(exist_ok=True)
@@ -243,10 +249,24 @@ def test_where_an_attempt_works_only_what_came_before_it_is_recovered(durable: D
     present.write(durable, [0])
     written = durable.root / checkpoint_folder(present.id) / ".image.0123.unfinished"
     written.write_bytes(b"half of it")
-    found = recover(durable, (), attempt=2)
+    found = recover(durable, (), attempt=attempt_id(2))
     assert (found.committed, found.cleared) == ((whole.id,), (torn.id,))
     assert len(objects(durable, present)) == 2
     assert hidden_files(durable.root) == [written]
+
+
+@pytest.mark.parametrize("token", ["0" * 8, "f" * 8])
+def test_what_an_attempt_with_the_number_of_the_present_one_left_is_cleared_whatever_its_token(
+    durable: DiskStore, token: str
+) -> None:
+    begin(durable, None, (20, 1))
+    lost, present = made_at(30, 2), made_at(31, 2)
+    lost.id = CheckpointId(30, AttemptId(2, token))
+    lost.write(durable)
+    present.write(durable, [0])
+    found = recover(durable, (), attempt=present.id.attempt)
+    assert (found.committed, found.cleared) == ((), (lost.id,))
+    assert len(objects(durable, present)) == 2
 
 
 def test_a_checkpoint_with_a_damaged_part_is_cleared(durable: DiskStore) -> None:
@@ -283,14 +303,14 @@ def test_what_a_newer_attempt_left_behind_is_not_committed(
     if may:
         check_not_fenced(durable, made.id)
     else:
-        has_begun = made.id.attempt <= len(origins)
+        has_begun = made.id.attempt.number <= len(origins)
         problem = FencedError if has_begun else StorageError
         with pytest.raises(problem, match=r"stop its processes|files were removed"):
             check_not_fenced(durable, made.id)
     found = recover(durable, ())
     assert found.committed == ((made.id,) if may else ())
     # An attempt that is not listed may have begun since.
-    stays = may or made.id.attempt > len(origins)
+    stays = may or made.id.attempt.number > len(origins)
     assert found.cleared == (() if stays else (made.id,))
     assert bool(objects(durable, made)) == stays
 

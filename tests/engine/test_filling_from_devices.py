@@ -26,6 +26,7 @@ from holdfast.engine.saving.part_writer import PartWriter
 from holdfast.engine.saving.slots import SlotFill
 from holdfast.errors import DeviceError, StorageError
 from holdfast.format.digests import BLOCK_SIZE_BYTES, digest
+from holdfast.format.names import image_key
 from holdfast.manager.planning import Planner, Taking
 from holdfast.store.ram import RamStore
 from holdfast.store.slots import SLOTS, SlotPool
@@ -60,7 +61,7 @@ class Rig:
 
     @property
     def image(self) -> Path:
-        return self.root / "checkpoints/000000001.1/image-00000-of-00001.safetensors"
+        return self.root / image_key(checkpoint_id(1), 0, 1)
 
 
 @pytest.fixture

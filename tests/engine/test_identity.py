@@ -17,6 +17,7 @@ from holdfast.format.names import RUN_FILE
 from holdfast.format.records import RunPlace, RunRecord
 from holdfast.store.disk import DiskStore
 from holdfast.store.mounts import file_system_type, has_lasting_inodes
+from tests.attempts import attempt_id
 from tests.engine.making import TIME, begin
 from tests.store.places import mounted
 
@@ -177,7 +178,7 @@ def test_a_record_that_is_mended_has_the_newest_attempts_id_and_the_place(tmp_pa
     own = opened(copied(tmp_path / "run", tmp_path / "copy"))
     store = DiskStore(tmp_path / "copy", CLOCK)
     start = AttemptStart(run_id=own.run_id, origin=None, host="h", pid=1, time=TIME)
-    assert begin_attempt(store, 2, start)
+    assert begin_attempt(store, attempt_id(2), start)
     (tmp_path / "copy" / RUN_FILE).unlink()
     assert read_run(store, "").run_id == own.run_id
     assert list(mend_run(store, store.home.recorded_place())) == [RUN_FILE]

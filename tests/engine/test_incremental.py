@@ -21,7 +21,7 @@ from holdfast.engine.saving.part import PartImages, PartPlan
 from holdfast.engine.saving.part_writer import write_part
 from holdfast.errors import ObjectNotFoundError
 from holdfast.format.layout import Chunk
-from holdfast.format.names import CheckpointId
+from holdfast.format.names import CheckpointId, checkpoint_folder, image_key
 from holdfast.format.ranges import members
 from holdfast.store.ram import RamStore
 from tests.attempts import checkpoint_id
@@ -103,7 +103,7 @@ class Run:
 
 def used(images: PartImages) -> list[tuple[int, int]]:
     """(step, number of chunks) of each reused image."""
-    return [(image.id[0], len([*members(image.used)])) for image in images.reused]
+    return [(image.origin.step, len([*members(image.used)])) for image in images.reused]
 
 
 def test_the_same_object_is_not_read_and_not_written(memory: RamStore) -> None:
@@ -220,10 +220,10 @@ def test_where_one_image_is_gone_no_name_is_left_of_the_others(memory: RamStore)
     images = run.choose()
     assert used(images) == [(1, 1), (2, 1)]
     assert run.last is not None
-    memory.delete("checkpoints/000000002.1/image-00000-of-00001.safetensors")
+    memory.delete(image_key(checkpoint_id(2), 0, 1))
     with pytest.raises(ObjectNotFoundError):
         secure_reused(memory, run.plan(), images, run.last)
-    assert [*memory.list("checkpoints/000000003.1")] == []
+    assert [*memory.list(checkpoint_folder(checkpoint_id(3)))] == []
 
 
 def test_the_digests_of_what_is_reused_are_those_of_its_bytes(memory: RamStore) -> None:

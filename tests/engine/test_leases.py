@@ -15,6 +15,7 @@ from holdfast.errors import StorageError
 from holdfast.format.names import lease_key
 from holdfast.store.fleeting_files import FleetingFiles
 from holdfast.store.run_directory import RunDirectory
+from tests.attempts import attempt_id
 
 RUN_ID = "run"
 
@@ -26,7 +27,7 @@ def leases(run: Path) -> Leases:
 def lease(attempt: int = 1, counter: int = 1) -> Lease:
     return Lease(
         run_id=RUN_ID,
-        attempt=attempt,
+        attempt=attempt_id(attempt),
         host="host-a",
         pid=7,
         user="alice",

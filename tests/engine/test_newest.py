@@ -12,10 +12,10 @@ from holdfast.engine.lifecycle.attempts import begin_attempt
 from holdfast.engine.lifecycle.catalog import list_checkpoints
 from holdfast.engine.lifecycle.newest import list_newest
 from holdfast.engine.reading.view import newest_view_of, view_of
-from holdfast.format.names import CheckpointId, attempt_keys, manifest_key
+from holdfast.format.names import attempt_keys, manifest_key
 from holdfast.format.timeline import on_timeline
 from holdfast.store.disk import DiskStore
-from tests.attempts import checkpoint_id
+from tests.attempts import attempt_id, checkpoint_id
 from tests.engine.making import Made, begin, flip_bit, random_array
 from tests.engine.test_attempts import START
 
@@ -40,11 +40,11 @@ def test_what_is_found_is_what_a_whole_listing_has(
     origins = [None, *((rng.randrange(1, 12), n) for n in range(1, rng.randrange(1, 4)))]
     begin(durable, *origins)
     for _ in range(rng.randrange(12)):
-        one = CheckpointId(rng.randrange(1, 16), rng.randrange(1, len(origins) + 1))
+        one = checkpoint_id(rng.randrange(1, 16), rng.randrange(1, len(origins) + 1))
         durable.put(f"checkpoints/{one}/part-00000-of-00001.json", b"{}")
         durable.put(f"checkpoints/{one}/image-00000-of-00001.safetensors", b"x")
         if rng.random() < 0.6:
-            put_manifests(durable, (one.step, one.attempt))
+            put_manifests(durable, (one.step, one.attempt.number))
     since = rng.choice([10**15, rng.randrange(16)])
     found, whole = list_newest(durable, since_step=since), list_checkpoints(durable)
     committed = [one for one, listing in whole.items() if listing.is_committed]
@@ -84,7 +84,7 @@ def test_a_missing_or_damaged_record_or_copy_is_doubtful(durable: DiskStore) -> 
 def test_an_attempt_that_begins_after_a_whole_one_reads_nothing_of_it(durable: DiskStore) -> None:
     begin(durable, None)
     (durable.root / attempt_keys(1)[1]).unlink()
-    assert begin_attempt(durable, 2, START, is_previous_whole=True)
+    assert begin_attempt(durable, attempt_id(2), START, is_previous_whole=True)
     assert not Path(durable.root, attempt_keys(1)[1]).exists()
-    assert begin_attempt(durable, 3, START)
-    assert begin_attempt(durable, 4, START)
+    assert begin_attempt(durable, attempt_id(3), START)
+    assert begin_attempt(durable, attempt_id(4), START)

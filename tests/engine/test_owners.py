@@ -19,6 +19,7 @@ from holdfast.format.layout import image_layout
 from holdfast.format.placement import Placement
 from holdfast.format.records import Manifest, Owners, PartReference
 from holdfast.format.sealed import seal, unseal
+from tests.attempts import attempt_id
 from tests.engine.making import cells, grids, numpy_type, planned_spec
 from tests.timing import in_time
 
@@ -183,7 +184,11 @@ def test_a_large_job_is_planned_in_time_evenly_and_written_down_in_little_room(s
     spec = planned_spec(arrays, layout_of)
     reference = PartReference(record_digest="0" * 32, image_size_bytes=10**10)
     manifest = Manifest(
-        run_id="r" * 32, step=10**6, attempt=3, parts=(reference,) * RANKS, checkpoint=spec
+        run_id="r" * 32,
+        step=10**6,
+        attempt=attempt_id(3),
+        parts=(reference,) * RANKS,
+        checkpoint=spec,
     )
     data = seal(manifest)
     print(f"seed {seed}: a manifest of {len(data)} bytes")

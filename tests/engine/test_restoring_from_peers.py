@@ -17,13 +17,14 @@ from holdfast.engine.reading.sources import find_sources, is_sound, readable
 from holdfast.engine.saving.part_layouts import PartLayouts
 from holdfast.engine.transfer.copy import copy_part
 from holdfast.errors import CheckpointDamagedError, NewerFormatError, StorageError
-from holdfast.format.names import image_key, manifest_key, part_key
+from holdfast.format.names import checkpoint_folder, image_key, manifest_key, part_key
 from holdfast.format.records import PartRecord
 from holdfast.format.sealed import FORMAT_VERSION, seal, unseal
 from holdfast.peers.connection import PeerBounds
 from holdfast.store.contract import Store, StoredObject
 from holdfast.store.disk import DiskStore
 from holdfast.store.ram import RamStore
+from tests.attempts import checkpoint_id
 from tests.engine.making import Made, disk, flip_bit, random_array
 from tests.engine.stores import ram
 from tests.engine.test_restore import assert_filled, whole_targets
@@ -227,7 +228,7 @@ class FakePeer:
 
     def list(self, prefix: str) -> Iterator[StoredObject]:
         self._answer()
-        return iter([StoredObject("checkpoints/000000001.1/image", 1)])
+        return iter([StoredObject(f"{checkpoint_folder(checkpoint_id(1))}/image", 1)])
 
 
 def test_peers_are_listed_side_by_side_and_told_in_their_order() -> None:

@@ -7,7 +7,7 @@ from datetime import timedelta
 import pytest
 
 from holdfast.engine.lifecycle.retention import Branches, branches, to_drop
-from holdfast.format.names import CheckpointId
+from holdfast.format.names import AttemptId, CheckpointId
 from holdfast.format.records import AttemptRecord
 from holdfast.policy.contexts import CheckpointInfo
 from holdfast.policy.preservation_policy import (
@@ -17,17 +17,23 @@ from holdfast.policy.preservation_policy import (
     EveryNSteps,
     LatestN,
 )
+from tests.attempts import attempt_id, checkpoint_id
 from tests.engine.making import RUN_ID, TIME
 
 
 def _ids(text: str) -> list[CheckpointId]:
-    return [CheckpointId(*map(int, word.split("."))) for word in text.split()]
+    return [checkpoint_id(*map(int, word.split("."))) for word in text.split()]
 
 
 def _attempts(origins: list) -> dict[int, AttemptRecord]:
     return {
         number: AttemptRecord(
-            run_id=RUN_ID, attempt=number, origin=origin, host="h", pid=1, time=TIME
+            run_id=RUN_ID,
+            attempt=attempt_id(number),
+            origin=None if origin is None else checkpoint_id(*origin),
+            host="h",
+            pid=1,
+            time=TIME,
         )
         for number, origin in enumerate(origins, 1)
     }
@@ -111,6 +117,17 @@ def test_what_stayed_stays_when_asked_again(
 def test_the_timelines_newest_never_goes(origins: list, there: str, policy, dropped: str) -> None:
     found = branches(_ids(there), _attempts(origins))
     assert not {*found.timeline[-1:]} & {*to_drop(found, policy, _info, TIME)}
+
+
+@pytest.mark.parametrize("token", ["0" * 8, "f" * 8])
+def test_an_abandoned_attempt_with_the_number_of_the_newest_one_is_passed_whatever_its_token(
+    token: str,
+) -> None:
+    """The run was put back to an earlier state, or the record of its newest attempt was removed."""
+    lost = [CheckpointId(step, AttemptId(2, token)) for step in (20, 30, 40)]
+    found = branches([*_ids("10.1 20.2 30.2"), *lost], _attempts([None, (10, 1)]))
+    assert found.timeline == tuple(_ids("10.1 20.2 30.2"))
+    assert to_drop(found, LatestN(9), _info, TIME) == lost[:2]
 
 
 def test_branches_tell_the_timeline_from_the_rest() -> None:

@@ -213,7 +213,7 @@ def test_a_reused_image_that_is_bad_in_ram_is_not_made_durable(
     chain: Chain, memory: RamStore, durable: DiskStore
 ) -> None:
     flip_bit(reused_path(memory, chain.made[1]), 8 * (4096 + 50))
-    with pytest.raises(CheckpointDamagedError, match=r"from-000000001\.1.*\[4096, "):
+    with pytest.raises(CheckpointDamagedError, match=r"from-000000001\.1-00000001.*\[4096, "):
         persist(memory, durable, chain.made[1])
     assert list_checkpoints(durable).get(chain.made[1].id) is None
 
@@ -299,7 +299,7 @@ def test_a_reused_image_of_another_length_is_not_sound(
     assert not is_sound(made.id, [durable], listings)
     assert is_sound(made.id, [memory, durable], listings)
     if damage != "long":
-        with pytest.raises(CheckpointDamagedError, match=r"000000001\.1/image-00000"):
+        with pytest.raises(CheckpointDamagedError, match=r"000000001\.1-00000001/image-00000"):
             sources_of(made.id, durable)
     assert_reads_from_ram(made, memory, durable)
 
@@ -311,20 +311,18 @@ def assert_reads_from_ram(made: Made, memory: Store, durable: Store) -> None:
     assert set(tally.bytes_by_tier) == {"ram"}
 
 
-def _resealed(store: DiskStore, made: Made, reused: tuple[ReusedImage, ...]) -> None:
+def _resealed(store: DiskStore, part: PartRecord, reused: tuple[ReusedImage, ...]) -> None:
     """Writes the part's record, and the manifest over it, with other reused images."""
-    key = part_key(made.id, 0, 1)
-    part = msgspec.structs.replace(unseal(store.get(key), PartRecord, key), reused=reused)
-    data = seal(part)
-    store.put(key, data)
-    manifest = unseal(store.get(manifest_key(made.id)), Manifest, "")
+    data = seal(msgspec.structs.replace(part, reused=reused))
+    store.put(part_key(part.id, 0, 1), data)
+    manifest = unseal(store.get(manifest_key(part.id)), Manifest, "")
     reference = msgspec.structs.replace(
         manifest.parts[0],
         record_digest=record_digest(data),
-        origins=tuple((image.id[0], image.image_size_bytes) for image in reused),
+        origins=tuple((image.origin.step, image.image_size_bytes) for image in reused),
     )
     data = seal(msgspec.structs.replace(manifest, parts=(reference,)))
-    store.put(manifest_key(made.id), data)
+    store.put(manifest_key(part.id), data)
 
 
 @pytest.mark.parametrize(
@@ -346,11 +344,11 @@ def _resealed(store: DiskStore, made: Made, reused: tuple[ReusedImage, ...]) -> 
         {"image_size_bytes": 4096},
         {"image_size_bytes": -1},
         {"image_size_bytes": 10**18},
-        {"id": (2, 1)},
-        {"id": (0, 1)},
-        {"id": (-1, 1)},
-        {"id": (1, 2)},
-        {"id": (5, 1)},
+        {"origin": checkpoint_id(2)},
+        {"origin": checkpoint_id(0)},
+        {"origin": checkpoint_id(-1)},
+        {"origin": checkpoint_id(1, 2)},
+        {"origin": checkpoint_id(5)},
         {"header_digest": ""},
     ],
     ids=str,
@@ -361,11 +359,12 @@ def test_a_record_that_says_wrong_things_of_a_reused_image_is_refused(
     made = chain.made[1]
     for one in chain.made[:2]:
         persist(memory, durable, one)
-    (reused,) = chain.records[1][0].reused
-    _resealed(durable, made, (msgspec.structs.replace(reused, **change),))
+    (part,) = chain.records[1]
+    (reused,) = part.reused
+    _resealed(durable, part, (msgspec.structs.replace(reused, **change),))
     with pytest.raises(CheckpointDamagedError):
         fill_targets(sources_of(made.id, durable), whole_targets(made))
-    _resealed(durable, made, (reused,))
+    _resealed(durable, part, (reused,))
     assert_reads(made, durable)
 
 
@@ -376,8 +375,9 @@ def test_a_record_with_another_number_of_reused_images_is_refused(
     made = chain.made[1]
     for one in chain.made[:2]:
         persist(memory, durable, one)
-    (reused,) = chain.records[1][0].reused
-    _resealed(durable, made, (reused,) * count)
+    (part,) = chain.records[1]
+    (reused,) = part.reused
+    _resealed(durable, part, (reused,) * count)
     with pytest.raises(CheckpointDamagedError):
         sources_of(made.id, durable)
 

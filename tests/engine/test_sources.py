@@ -128,7 +128,7 @@ def test_a_manifest_of_another_checkpoint_is_damaged(made: Made, durable: DiskSt
     other.save(durable)
     data = durable.get(manifest_key(other.id))
     durable.put(manifest_key(made.id), data)
-    with pytest.raises(CheckpointDamagedError, match=r"the manifest of 000000020\.1"):
+    with pytest.raises(CheckpointDamagedError, match=r"the manifest of 000000020\.1-00000001"):
         sources_of(made.id, durable)
 
 

@@ -137,7 +137,7 @@ def seen(run: Path, name: str) -> set[int]:
 
 def parts_in_ram(one: Host, step: int, attempt: int = 1) -> set[int]:
     """The ranks whose part of that checkpoint is sealed in the host's RAM."""
-    return _ranks(f"{one.folder}/*/ram/checkpoints/{step:09d}.{attempt}/part-*.json")
+    return _ranks(f"{one.folder}/*/ram/checkpoints/{step:09d}.{attempt}-*/part-*.json")
 
 
 def has_copies(hosts: Iterable[Host], step: int, count: int = 2) -> bool:
@@ -152,7 +152,7 @@ def has_copies(hosts: Iterable[Host], step: int, count: int = 2) -> bool:
 
 def durable_parts(run: Path, step: int, attempt: int = 1) -> set[int]:
     """The ranks whose part of that checkpoint is durable."""
-    return _ranks(f"{run}/checkpoints/{step:09d}.{attempt}/part-*.json")
+    return _ranks(f"{run}/checkpoints/{step:09d}.{attempt}-*/part-*.json")
 
 
 def is_committed(run: Path, step: int, attempt: int = 1) -> bool:

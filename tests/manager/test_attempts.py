@@ -21,9 +21,15 @@ from holdfast.agent.agent_directory import user_name
 from holdfast.agent.client import AgentGoneError
 from holdfast.clock import SystemClock
 from holdfast.coordination.settings import LEASE_SECS
-from holdfast.engine.lifecycle.attempts import AttemptStart, begin_attempt, read_attempt
+from holdfast.engine.lifecycle.attempts import (
+    AttemptStart,
+    begin_attempt,
+    newest_attempt,
+    read_attempt,
+)
+from holdfast.format.names import CheckpointId, checkpoint_folder
 from holdfast.store.disk import DiskStore
-from tests.attempts import checkpoint_id
+from tests.attempts import attempt_id
 from tests.hosts import Host, events, finished, host, is_running, wait_until
 from tests.manager.job import lose
 from tests.manifests import folders, manifest_path
@@ -135,10 +141,10 @@ def test_an_attempt_that_another_host_has_overtaken_deletes_nothing_and_waits_fo
     first.save(0, state(0))
     first.wait_until_finished()
     store, clock = DiskStore(run, SystemClock()), SystemClock()
-    run_id = read_attempt(store, 1).run_id
-    origin = checkpoint_id(0)
-    start = AttemptStart(run_id=run_id, origin=origin, host="other", pid=1, time=clock.now())
-    begin_attempt(store, 2, start)
+    record = read_attempt(store, 1)
+    origin = CheckpointId(0, record.attempt)
+    start = AttemptStart(run_id=record.run_id, origin=origin, host="other", pid=1, time=clock.now())
+    begin_attempt(store, attempt_id(2), start)
     with pytest.raises(errors.FencedError, match="attempt 2 has taken the run over"):
         first.delete(0)
     assert manifest_path(run, 0).exists()
@@ -280,7 +286,7 @@ def test_the_old_checkpoint_stays_until_the_forced_one_is_committed(
         assert saving.all_steps() == [0, 1, 2]
         assert saving.restore(2)["n"] == 200
         assert saving.save(3, state(3))
-    wait_until(lambda: not (run / "checkpoints" / "000000002.1").exists())
+    wait_until(lambda: "000000002.1" not in folders(run))
     committed = next(e for e in events(run, "committed") if (e["step"], e["attempt"]) == (2, 2))
     wait_until(lambda: events(run, "deleted"))
     deleted = next(e for e in events(run, "deleted") if (e["step"], e["attempt"]) == (2, 1))
@@ -512,7 +518,8 @@ def test_a_start_on_another_host_is_refused_while_the_first_trains_and_names_it(
     first = one_host.start(TRAINER, run, 100000, json.dumps({"sleep": 0.01}))
     first.stdout.readline()
     # As of a save that the first host is at.
-    folder = run / "checkpoints" / "000090000.1"
+    present = newest_attempt(DiskStore(run, SystemClock()))
+    folder = run / checkpoint_folder(CheckpointId(90000, present))
     folder.mkdir(parents=True)
     (folder / "image-00000-of-00001.safetensors").write_bytes(b"bytes")
     other = two_hosts[1]

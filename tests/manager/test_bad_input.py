@@ -21,6 +21,7 @@ import holdfast
 from holdfast import errors, save_decision_policy
 from holdfast.format.records import RunRecord
 from holdfast.format.sealed import seal
+from tests.attempts import folder_of
 from tests.hosts import Host, events, wait_until
 from tests.manifests import manifest_path
 
@@ -94,13 +95,12 @@ def test_a_step_never_saved_uncommitted_or_damaged_is_told_apart(
         for step in range(3):
             saving.save(step, STATE)
         saving.wait_until_finished()
-        checkpoints = run / "checkpoints"
-        image = next((checkpoints / "000000001.1").glob("image*"))
+        image = next(folder_of(run, 1).glob("image*"))
         data = bytearray(image.read_bytes())
         data[4096 + 8] ^= 1
         image.write_bytes(data)
         manifest_path(run, 2).rename(tmp_path / "manifest")
-        next((checkpoints / "000000002.1").glob("image*")).unlink()
+        next(folder_of(run, 2).glob("image*")).unlink()
         # RAM may hold the newest; a reader without it sees the disk alone.
     one_host.kill_agent()
     for folder in one_host.folder.iterdir():
@@ -125,9 +125,10 @@ def test_a_folder_of_images_alone_is_no_checkpoint(one_host: Host, tmp_path: Pat
     with manager(run) as saving:
         saving.save(0, STATE)
         saving.wait_until_finished()
-        begun = run / "checkpoints" / "000000005.1"
+        first = folder_of(run, 0)
+        begun = first.with_name(first.name.replace("000000000", "000000005"))
         begun.mkdir()
-        shutil.copy(next((run / "checkpoints" / "000000000.1").glob("image*")), begun)
+        shutil.copy(next(first.glob("image*")), begun)
         # Images alone are there for later checkpoints that reuse them.
         with pytest.raises(errors.StepNotFoundError, match="step 5"):
             saving.restore(5)

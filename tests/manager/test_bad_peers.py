@@ -42,7 +42,9 @@ def net() -> Iterator[network.Network]:
 
 def flip(one: Host, step: int, rank: int) -> None:
     """Changes the last byte of a part's image in the host's RAM."""
-    (image,) = one.folder.glob(f"*/ram/checkpoints/{step:09d}.1/image-{rank:05d}-of-*.safetensors")
+    (image,) = one.folder.glob(
+        f"*/ram/checkpoints/{step:09d}.1-*/image-{rank:05d}-of-*.safetensors"
+    )
     with image.open("r+b") as file:
         file.seek(-1, os.SEEK_END)
         last = file.read(1)[0]

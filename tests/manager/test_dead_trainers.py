@@ -23,6 +23,7 @@ from tests.manager.job import (
     stopped_before_the_manifest,
     stopped_inside,
 )
+from tests.manifests import folders
 
 BIG = {"big_mib": 64, "big_every": 4, "device_count": 1, "sleep": 0.05}
 
@@ -93,12 +94,10 @@ def test_a_checkpoint_that_never_can_be_whole_is_cleared_by_the_next_opening(
     step = stopped_inside(
         two_hosts[1].agent().pid,
         range(8, 200, 4),
-        lambda step: (
-            (run / "checkpoints" / f"{step:09d}.1").exists() and not is_committed(run, step)
-        ),
+        lambda step: f"{step:09d}.1" in folders(run) and not is_committed(run, step),
         lacks_a_part,
     )
     lose(*two_hosts)
     job.kill()
     check_went_on(run_job(two_hosts, run, **BIG, steps=1, interval=10**6), step - 4)
-    wait_until(lambda: not (run / "checkpoints" / f"{step:09d}.1").exists())
+    wait_until(lambda: f"{step:09d}.1" not in folders(run))

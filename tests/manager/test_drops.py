@@ -35,7 +35,7 @@ def accept(progress: Progress) -> Accept:
         """Accept a save, whose part is sealed at once."""
         checkpoint = checkpoint_id(step)
         progress.accept(checkpoint, durable=durable, by_step=by_step)
-        report = Sealed(rank=0, id=(step, 1), part_count=2, tier="ram", durable=durable)
+        report = Sealed(rank=0, id=checkpoint, part_count=2, tier="ram", durable=durable)
         progress.seal(checkpoint, report)
         return checkpoint
 
@@ -44,8 +44,7 @@ def accept(progress: Progress) -> Accept:
 
 def notice(progress: Progress, checkpoint: CheckpointId, kind: str, reason: str) -> None:
     """Have the agent notify of that checkpoint."""
-    found = Notice(kind=kind, id=(checkpoint.step, checkpoint.attempt), reason=reason)
-    progress.notice(found)
+    progress.notice(Notice(kind=kind, id=checkpoint, reason=reason))
 
 
 def failure(progress: Progress, *, at_end: bool = False) -> SaveFailedError | None:
@@ -226,10 +225,10 @@ def test_only_saves_that_the_agent_has_acknowledged_are_asked_for(
     first, second = accept(10), accept(12)
     assert progress.pending() == ()
     progress.reported(first)
-    assert progress.pending() == ((10, 1),)
+    assert progress.pending() == (first,)
     progress.reported(second)
     notice(progress, first, "committed", "")
-    assert progress.pending() == ((12, 1),)
+    assert progress.pending() == (second,)
 
 
 def test_a_drop_waits_while_a_newer_save_is_in_progress_but_not_for_ever(

@@ -89,7 +89,7 @@ def test_what_a_rank_has_of_the_last_step(
         name: {one: Listing(sizes or {}, sizes is None) for one, sizes in tier.items()}
         for name, tier in (("ram", ram), ("durable", durable))
     }
-    timeline = tuple(one for tier in (durable, ram) for one in tier if one.attempt > 0)
+    timeline = tuple(one for tier in (durable, ram) for one in tier if one.attempt.number > 0)
     view = View((), listings, timeline, {})
     assert having_of(LAST, 1, view, is_accepted=accepted, is_due=due) is having
 

@@ -92,8 +92,8 @@ def test_a_run_of_three_starts(one_host: Host, tmp_path: Path, monkeypatch) -> N
     assert parts[0].bytes >= 3 * SIZE_BYTES
     assert parts[5].bytes < 1.1 * SIZE_BYTES
     assert parts[5].reused_bytes >= 2 * SIZE_BYTES
-    assert {one.checkpoint_id for one in read_events(run, CheckpointCommitted)} == {
-        one.checkpoint_id for one in parts
+    assert {one.step_and_attempt for one in read_events(run, CheckpointCommitted)} == {
+        one.step_and_attempt for one in parts
     }
     progress = read_events(run, StepProgress)
     assert progress[-1].ranks[0].step == 10

@@ -13,9 +13,9 @@ import holdfast
 from holdfast import save_decision_policy
 from holdfast.adapt.contract import Snapshot
 from holdfast.format.layout import Chunk
+from holdfast.format.names import CheckpointId
 from holdfast.manager.planning import Taking
 from holdfast.manager.saver import SaveRequest
-from tests.attempts import checkpoint_id
 from tests.hosts import Host, wait_until
 
 SIZE = 1_000_000
@@ -146,7 +146,8 @@ def test_a_copy_that_is_interrupted_is_made_by_the_background_thread(
         size_bytes = saving._planner.image_size_bytes
         wait_until(lambda: saving._saver._slots.is_ready(size_bytes))
         snapshot = _Interrupting(saving._framework.snapshot(state(7.0)))
-        taking = Taking(id=checkpoint_id(0), time=saving._clock.now(), metrics=None)
+        taken = CheckpointId(0, saving._session.place.attempt)
+        taking = Taking(id=taken, time=saving._clock.now(), metrics=None)
         plan = saving._planner.plan(snapshot, taking)
         with pytest.raises(KeyboardInterrupt):
             saving._saver.submit(

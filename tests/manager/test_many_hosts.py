@@ -83,7 +83,7 @@ def test_continuous_targets_are_met_by_all_hosts_at_one_step(
 
 def in_ram(one: Host, checkpoint: str) -> bool:
     """Whether anything of a checkpoint stands in a host's memory."""
-    return any(one.folder.glob(f"*/ram/checkpoints/{checkpoint}"))
+    return any(one.folder.glob(f"*/ram/checkpoints/{checkpoint}-*"))
 
 
 @pytest.mark.soak

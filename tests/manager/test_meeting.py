@@ -33,15 +33,13 @@ class Ranks:
     def take(self, rank: int, step: int) -> CheckpointId:
         """The rank has read the target, and tells the agent that it fills a slot."""
         taken = CheckpointId(step, self.trainer.attempt)
-        request = protocol.FillStarted(rank=rank, id=(taken.step, taken.attempt))
+        request = protocol.FillStarted(rank=rank, id=taken)
         self.host.call(self.service.filling(request, self.trainer.process.pid))
         return taken
 
     def skip(self, taken: CheckpointId, rank: int) -> None:
         """The rank goes on without it."""
-        request = protocol.Abandoned(
-            rank=rank, id=(taken.step, taken.attempt), reason="it was busy", skipped=True
-        )
+        request = protocol.Abandoned(rank=rank, id=taken, reason="it was busy", skipped=True)
         self.host.call(self.service.abandoned(request, self.trainer.process.pid))
 
     def settle(self) -> None:
@@ -56,7 +54,7 @@ class Ranks:
     def told(self) -> list[tuple[str, CheckpointId]]:
         found = self.host.state.notices._notices
         ends = (n for n in found if n.kind not in ("protected", "preserved"))
-        return [(n.kind, CheckpointId(*n.id)) for n in ends if n.id is not None]
+        return [(n.kind, n.id) for n in ends if n.id is not None]
 
     @property
     def target(self) -> int:

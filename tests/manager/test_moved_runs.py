@@ -20,8 +20,12 @@ import pytest
 import holdfast
 from holdfast import errors, save_decision_policy
 from holdfast.cli.main import main
-from holdfast.format.names import RUN_FILE
-from tests.hosts import Host, events, is_running, stop, wait_until
+from holdfast.clock import SystemClock
+from holdfast.engine.lifecycle.attempts import newest_attempt
+from holdfast.format.names import RUN_FILE, attempt_keys
+from holdfast.store.disk import DiskStore
+from tests.engine.making import flip_bit
+from tests.hosts import Host, events, host, is_running, stop, wait_until
 from tests.manager.two_tier_trainer import state_of
 from tests.manifests import manifests
 from tests.said import Said
@@ -307,6 +311,119 @@ def test_a_backup_that_is_put_back_is_trained_at_once(one_host: Host, tmp_path: 
     assert resumed(run) == 2
     train(run, 2)
     assert saved(run)[-1] == 2
+
+
+VALUED = """
+import sys
+import numpy as np
+import holdfast
+from holdfast import preservation_policy, save_decision_policy
+every_step = save_decision_policy.FixedIntervalPolicy(1)
+run, offset, count, is_durable = sys.argv[1], *map(int, sys.argv[2:])
+policy = every_step if is_durable else save_decision_policy.SpecificStepsPolicy([10**9])
+ram = holdfast.RamTier(save_decision_policy=every_step)
+keep = preservation_policy.LatestN(100)
+manager = holdfast.CheckpointManager(
+    run, save_decision_policy=policy, preservation_policy=keep, ram=ram
+)
+start, _ = manager.resume({"w": np.full(10, -1), "n": -1})
+for step in range(start, start + count):
+    assert manager.save(step, {"w": np.full(10, offset + step), "n": offset + step})
+    manager.wait_until_finished()
+print("saved", flush=True)
+sys.stdin.read()
+"""
+"""A training whose values differ by `offset`; it saves its steps, and waits to be killed."""
+
+
+def save_and_die(
+    one: Host, folder: Path, run: Path, *, offset: int, count: int, is_durable: bool
+) -> None:
+    """Trains on that host, until the trainer and the agent are killed; its RAM remains."""
+    script = folder / "valued.py"
+    script.write_text(VALUED)
+    trainer = one.start(script, run, offset, count, int(is_durable))
+    assert trainer.stdout is not None
+    assert trainer.stdout.readline() == "saved\n", trainer.communicate()
+    one.kill_agent()
+    trainer.kill()
+    trainer.communicate()
+
+
+def put_back(backup: Path, run: Path) -> None:
+    """Makes a run's directory what it was, as `rsync --delete` does: it stays the same one."""
+    for path in run.iterdir():
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    shutil.copytree(backup, run, dirs_exist_ok=True)
+
+
+def agent_log(run: Path, one: Host) -> str:
+    return (run / "events" / f"agent-{one.name}.log").read_text()
+
+
+@pytest.mark.parametrize("is_durable", [True, False], ids=["durable", "in RAM"])
+def test_of_a_run_that_was_put_back_and_trained_elsewhere_ram_of_the_lost_attempt_is_not_used(
+    one_host: Host, tmp_path: Path, is_durable: bool
+) -> None:
+    run, backup = tmp_path / "run", tmp_path / "backup"
+    train(run, 0, 1)
+    assert main(["stop", str(run)]) == 0
+    shutil.copytree(run, backup)
+    save_and_die(one_host, tmp_path, run, offset=100, count=5, is_durable=is_durable)
+    put_back(backup, run)
+    with host("host-b") as other:
+        save_and_die(other, tmp_path, run, offset=200, count=2, is_durable=True)
+    assert saved(run)[-1] == 3
+    # The attempt of host B may be live for all that host A knows.
+    with manager(run, takeover=True) as opened:
+        start, found = opened.resume(state(-1))
+        assert (start, found["n"], set(found["w"])) == (4, 203, {203})
+        assert opened.all_steps()[-2:] == [2, 3]
+        for step, value in ((1, 1), (2, 202), (3, 203)):
+            assert opened.restore(step)["n"] == value
+        assert opened.save(4, state(4))
+        opened.wait_until_finished()
+        assert opened.restore(4)["n"] == 4
+    assert "step 6 in RAM is of another attempt 2 than" in agent_log(run, one_host)
+    assert resumed(run) == 5
+    assert_sound(run)
+
+
+def test_the_attempt_after_one_whose_bad_record_was_removed_has_its_number_and_none_of_its_steps(
+    one_host: Host, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    train(run, 0, 1)
+    save_and_die(one_host, tmp_path, run, offset=100, count=3, is_durable=True)
+    store = DiskStore(run, SystemClock())
+    lost = newest_attempt(store)
+    records = [run / key for key in attempt_keys(lost.number)]
+    for record in records:
+        flip_bit(record, 400)
+    with pytest.raises(errors.CheckpointDamagedError, match="remove attempts/000000002"):
+        manager(run)
+    one_host.kill_agent()
+    for record in records:
+        record.unlink()
+    shutil.rmtree(run / "leases", ignore_errors=True)
+    with host("host-b") as other:
+        save_and_die(other, tmp_path, run, offset=200, count=2, is_durable=True)
+    newest = newest_attempt(store)
+    assert (newest.number, lost.number) == (2, 2)
+    assert newest != lost
+    with manager(run, takeover=True) as opened:
+        start, found = opened.resume(state(-1))
+        assert (start, found["n"], set(found["w"])) == (4, 203, {203})
+        assert opened.all_steps()[-3:] == [1, 2, 3]
+        assert [opened.restore(step)["n"] for step in (1, 2, 3)] == [1, 202, 203]
+        with pytest.raises(errors.StepNotFoundError):
+            opened.restore(4)
+        assert opened.save(4, state(4))
+        opened.wait_until_finished()
+        assert opened.restore(4)["n"] == 4
+    assert "step 4 in RAM is of another attempt 2 than" in agent_log(run, one_host)
+    assert resumed(run) == 5
+    assert_sound(run)
 
 
 def test_the_command_line_takes_no_agent_of_the_original_for_the_copys(

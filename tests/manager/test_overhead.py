@@ -148,7 +148,7 @@ def options(durable: ContinuousCheckpointingPolicy, ram: RamTier | None) -> Opti
 
 
 REACHES = (Reach.SEALED, Reach.DURABLE, Reach.FINISHED)
-SEALED = Sealed(rank=0, id=(1, 0), part_count=1, tier="ram", durable=True)
+SEALED = Sealed(rank=0, id=checkpoint_id(1, 0), part_count=1, tier="ram", durable=True)
 
 
 def test_each_reach_sees_its_saves() -> None:

@@ -17,6 +17,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 import holdfast
 from holdfast import errors
 from holdfast.engine.reading.metadata import CheckpointMetadata
+from tests.attempts import folder_of
 from tests.format.stranger import read_checkpoint
 from tests.hosts import Host, events, expire_leases, wait_until
 from tests.manager.frameworks import FRAMEWORKS
@@ -63,7 +64,7 @@ def test_two_processes_make_one_checkpoint_and_both_come_back(
     )
     assert [r["saved"] for r in first] == [[0, 4, 8], [0, 4, 8]]
     assert first[0]["steps"] == [0, 4, 8]
-    folder = run / "checkpoints" / "000000008.1"
+    folder = folder_of(run, 8)
     assert len(list(folder.glob("image-*-of-00002.safetensors"))) == 2
     sizes = [p.stat().st_size for p in folder.glob("image-*")]
     # No chunk is larger than the replicated array, so no better balance can be asked for.
@@ -80,11 +81,11 @@ def test_a_large_array_that_both_processes_have_is_written_by_both_and_comes_bac
     run = tmp_path / "run"
     todo: dict[str, Any] = {"interval": 1, "position": False, "big_mib": 40}
     results(start_job(one_host, run, 2, steps=2, **todo))
-    for folder in ("000000000.1", "000000001.1"):
-        images = sorted((run / "checkpoints" / folder).glob("image-*"))
+    for folder in (folder_of(run, 0), folder_of(run, 1)):
+        images = sorted(folder.glob("image-*"))
         sizes = [image.stat().st_size for image in images]
         assert len(sizes) == 2
-        assert max(sizes) <= 1.1 * sum(sizes) / 2, f"{folder} is uneven: {sizes}"
+        assert max(sizes) <= 1.1 * sum(sizes) / 2, f"{folder.name} is uneven: {sizes}"
     again = results(start_job(one_host, run, 2, steps=1, **todo))
     assert [(r["start"], r["right"]) for r in again] == [(2, True)] * 2
     expected = np.arange(40 << 18, dtype=np.float32).reshape(40, 512, 512) - 1
@@ -120,7 +121,7 @@ def test_a_large_array_that_both_write_and_that_does_not_change_is_reused_by_bot
             sleep=0.2,
         )
     )
-    last = run / "checkpoints" / "000000002.1"
+    last = folder_of(run, 2)
     for rank in range(2):
         own = last / f"image-0000{rank}-of-00002.safetensors"
         reused = list(run.glob(f"checkpoints/*/image-0000{rank}-of-00002.safetensors"))
@@ -194,7 +195,7 @@ def test_a_bad_block_that_one_rank_needs_sends_all_ranks_to_the_older_checkpoint
     for folder in one_host.folder.iterdir():
         shutil.rmtree(folder)
     expire_leases(run)
-    image = run / "checkpoints" / "000000004.1" / "image-00001-of-00002.safetensors"
+    image = folder_of(run, 4) / "image-00001-of-00002.safetensors"
     data = bytearray(image.read_bytes())
     data[-1] ^= 1
     image.write_bytes(data)
@@ -265,7 +266,7 @@ def test_states_of_which_one_part_is_damaged_are_not_given_at_all(
     for folder in one_host.folder.iterdir():
         shutil.rmtree(folder)
     expire_leases(run)
-    record = run / "checkpoints" / "000000001.1" / "part-00001-of-00002.json"
+    record = folder_of(run, 1) / "part-00001-of-00002.json"
     record.write_bytes(record.read_bytes().replace(b"1001", b"1002", 1))
     with holdfast.CheckpointManager(run) as manager:
         with pytest.raises(errors.CheckpointDamagedError, match="part-00001-of-00002"):
@@ -300,5 +301,5 @@ def test_four_processes_read_what_two_have_saved(one_host: Host, tmp_path: Path)
     results(start_job(one_host, run, 2, steps=1, interval=1, position=False))
     found = results(start_job(one_host, run, 4, steps=2, interval=1, position=False))
     assert [(r["start"], r["right"]) for r in found] == [(1, True)] * 4
-    last = run / "checkpoints" / "000000002.2"
+    last = folder_of(run, 2, 2)
     assert len(list(last.glob("image-*-of-00004.safetensors"))) == 4

@@ -27,7 +27,7 @@ HERE = {"id": (1, 1)}
 
 
 def noticed(progress: Progress, kind: str, checkpoint: CheckpointId = FIRST, **more: Any) -> None:
-    progress.notice(Notice(kind=kind, id=(checkpoint.step, checkpoint.attempt), **more))
+    progress.notice(Notice(kind=kind, id=checkpoint, **more))
 
 
 def waiting(progress: Progress, then: Callable[[], None]) -> float:

@@ -14,6 +14,7 @@ import pytest
 from holdfast import errors
 from holdfast.agent.protocol import Notice
 from holdfast.clock import SystemClock
+from holdfast.format.names import AttemptId, CheckpointId
 from holdfast.job.rendezvous import OneProcess, Rendezvous
 from holdfast.manager.restore_votes import Ballot, RestoreVerdict, Votes, verdict
 from tests.attempts import checkpoint_id
@@ -21,7 +22,7 @@ from tests.hosts import Host, host
 from tests.manager.ranks import MemoryWords, ranks, together
 from tests.manager.test_processes import DEVICES, PROCESS, free_address, results, start_job
 
-OLD, NEW = (3, 1), (5, 2)
+OLD, NEW = checkpoint_id(3), checkpoint_id(5, 2)
 GONE_SECS = 20.0
 
 
@@ -37,14 +38,16 @@ GONE_SECS = 20.0
         ([(True, NEW), (True, OLD)], (False, 4)),
         ([(False, NEW), (True, OLD)], (False, 4)),
         # One step of two attempts is no agreement.
-        ([(True, (5, 1)), (True, (5, 2))], (False, 6)),
+        ([(True, checkpoint_id(5)), (True, NEW)], (False, 6)),
+        # Nor of two attempts with one number.
+        ([(True, CheckpointId(5, AttemptId(2, "0" * 8))), (True, NEW)], (False, 6)),
         # One rank sees nothing at all.
         ([(True, NEW), (True, None)], (False, 0)),
         ([(True, None), (True, None)], (True, -1)),
     ],
 )
 def test_only_what_all_ranks_restored_is_good(
-    ballots: list[tuple[bool, tuple[int, int] | None]], expected: tuple[bool, int]
+    ballots: list[tuple[bool, CheckpointId | None]], expected: tuple[bool, int]
 ) -> None:
     assert verdict([Ballot(*ballot) for ballot in ballots]) == RestoreVerdict(*expected)
 

@@ -16,6 +16,7 @@ from holdfast.agent.control_block import create_cells
 from holdfast.agent.protocol import Detach, Detached
 from holdfast.manager.agent_session import AgentPlace
 from holdfast.manager.terminal import opening_text, staying_text
+from tests.attempts import attempt_id
 from tests.hosts import Host
 from tests.trust.in_process import InProcessHost
 
@@ -169,7 +170,7 @@ def test_the_line_about_an_opened_run_says_what_a_loss_would_cost(
     place = AgentPlace(
         folder=tmp_path / "agent",
         control=create_cells(tmp_path / "words"),
-        attempt=1,
+        attempt=attempt_id(1),
         origin=None,
         seat=0,
         ram_folder=Path(ram) if ram else None,

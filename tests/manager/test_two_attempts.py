@@ -13,11 +13,13 @@ from typing import Any
 import pytest
 
 from holdfast.clock import SystemClock
+from holdfast.engine.lifecycle.attempts import read_attempt
 from holdfast.errors import StorageError
 from holdfast.peers.address import parse_address
 from holdfast.peers.client import PeerAccess
 from holdfast.peers.config import read_token
 from holdfast.peers.store import PeerStore
+from holdfast.store.disk import DiskStore
 from tests.hosts import Host, events, stop, wait_until
 from tests.manager.job import Job, check_went_on, is_committed, start_job
 
@@ -141,12 +143,13 @@ def check_serves_no_older_attempt(host: Host, run: Path) -> None:
 def is_refused(host: Host, run: Path, attempt: int) -> bool:
     """Whether one who knows of no newer attempt than that may read nothing there."""
     status = host.agent()
+    newest = read_attempt(DiskStore(run, SystemClock()), attempt).attempt
     assert status.peer_address is not None
     access = PeerAccess(
         address=parse_address(status.peer_address),
         run_id=status.run_id,
         token=read_token(str(run / f"agents-{status.run_id}.token")),
-        attempt=lambda: attempt,
+        attempt=lambda: newest,
     )
     with contextlib.closing(PeerStore(access, SystemClock())) as peer:
         try:

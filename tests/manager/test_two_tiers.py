@@ -33,12 +33,14 @@ from holdfast.job.rendezvous import OneProcess, Rendezvous
 from holdfast.job.run_copies import copy_run
 from holdfast.policy.save_decision_policy import ContinuousCheckpointingPolicy
 from holdfast.store.location import open_durable
+from tests.attempts import folder_of
 from tests.engine.making import flip_bit
 from tests.hosts import Host, events, expire_leases, host, is_running, wait_until
 from tests.manager import two_tier_trainer
 from tests.manager.job import check_went_on, lose, run_job, sources, start_job
 from tests.manager.tiers import Tiers, steps_in, stopped
 from tests.manager.two_tier_trainer import state_of
+from tests.manifests import manifest_path
 from tests.said import Said
 
 TRAINER = Path(two_tier_trainer.__file__)
@@ -478,7 +480,7 @@ def test_the_newest_step_that_any_tier_has_intact_is_found_after_damage_in_both(
     stopped(one_host, tiers.fast)
     for step, places in ((3, (tiers.fast, tiers.remote)), (2, (tiers.fast,))):
         for place in places:
-            image = place / f"checkpoints/{step:09d}.1/image-00000-of-00001.safetensors"
+            image = folder_of(place, step) / "image-00000-of-00001.safetensors"
             flip_bit(image, 8 * image.stat().st_size - 1)
     with tiers.manager() as manager:
         start, state = manager.resume(state_of(-1))
@@ -592,9 +594,9 @@ def test_a_step_that_is_damaged_in_the_directory_is_read_from_the_remote_tier(
 ) -> None:
     tiers.train(2)
     stopped(one_host, tiers.fast)
-    folder = tiers.fast / "checkpoints/000000000.1"
+    folder = folder_of(tiers.fast, 0)
     (image,), (record,) = folder.glob("image-*"), folder.glob("part-*")
-    (manifest,) = (tiers.fast / "checkpoints/manifests").glob("*-000000000.1.json")
+    manifest = manifest_path(tiers.fast, 0)
     if harm == "folder":
         shutil.rmtree(folder)
     elif harm == "bytes":

@@ -387,13 +387,13 @@ def test_a_part_that_is_not_sealed_leaves_no_name_behind(
             seal_next(slots, root, plan, snapshot, last)
         state = trained(state, "frozen")
     folder = root / "checkpoints"
-    assert sorted(os.listdir(folder)) == ["000000000.1", "000000001.1"]
+    assert sorted(os.listdir(folder)) == [str(checkpoint_id(0)), str(checkpoint_id(1))]
     with contextlib.closing(begin_next(slots, root, plan, snapshot, last)) as part:
         assert len(part.images.reused) == 1
         if is_written:
             part.write()
-        assert len(os.listdir(folder / "000000002.1")) == 1
-    assert sorted(os.listdir(folder)) == ["000000000.1", "000000001.1"]
+        assert len(os.listdir(folder / str(checkpoint_id(2)))) == 1
+    assert sorted(os.listdir(folder)) == [str(checkpoint_id(0)), str(checkpoint_id(1))]
     part.close()
 
 

@@ -104,7 +104,7 @@ def test_arguments_of_another_type_are_refused(tmp_path: Path) -> None:
 
 def test_a_file_that_no_save_made_is_named_and_kept(tmp_path: Path, one_host: Host) -> None:
     place = tmp_path / "a"
-    for notes in ("notes.txt", "checkpoints/000000000.1/notes.txt"):
+    for notes in ("notes.txt", "checkpoints/000000000.1-00000000/notes.txt"):
         holdfast.save(place, {"n": 1}, overwrite=True)
         (place / notes).write_text("mine")
         with pytest.raises(errors.InvalidArgumentError, match=notes):

@@ -46,7 +46,8 @@ def saved_by(count: int, directory: Path) -> Path:
     directory.mkdir()
     store = DiskStore(directory, SystemClock())
     create_run(store, str(directory), RUN_ID, TIME)
-    begin_attempt(store, 1, AttemptStart(run_id=RUN_ID, origin=None, host="h", pid=1, time=TIME))
+    start = AttemptStart(run_id=RUN_ID, origin=None, host="h", pid=1, time=TIME)
+    begin_attempt(store, ID.attempt, start)
     for rank in range(count):
         snapshot = NumpyFramework().snapshot(state(rank))
         plan = Planner(RUN_ID, rank, count).plan(snapshot, Taking(id=ID, time=TIME, metrics=None))

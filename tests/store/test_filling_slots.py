@@ -16,7 +16,7 @@ from tests.store.places import open_ram, slots
 
 MIB = 1 << 20
 SIZE = 3 * MIB + 17
-IMAGE = "checkpoints/000000001.1/image-00000-of-00001.safetensors"
+IMAGE = "checkpoints/000000001.1-00000001/image-00000-of-00001.safetensors"
 
 
 class Pinned:

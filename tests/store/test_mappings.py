@@ -15,8 +15,8 @@ from holdfast.store.ram import RamStore
 from holdfast.store.slots import SLOTS, SlotPool
 
 SIZE = 3 << 20
-FIRST = "checkpoints/000000001.1/image-00000-of-00001.safetensors"
-SECOND = "checkpoints/000000002.1/image-00000-of-00001.safetensors"
+FIRST = "checkpoints/000000001.1-00000001/image-00000-of-00001.safetensors"
+SECOND = "checkpoints/000000002.1-00000001/image-00000-of-00001.safetensors"
 
 
 @pytest.fixture
@@ -130,7 +130,9 @@ def test_a_store_that_nobody_has_any_more_leaves_no_descriptor(
 
 
 def test_an_image_that_was_read_keeps_one_descriptor(store: RamStore) -> None:
-    keys = [f"checkpoints/{step:09d}.1/image-00000-of-00001.safetensors" for step in range(8)]
+    keys = [
+        f"checkpoints/{step:09d}.1-00000001/image-00000-of-00001.safetensors" for step in range(8)
+    ]
     for key in keys:
         store.put(key, bytes(4096))
     store._unmap(lambda slot: True)

@@ -38,7 +38,7 @@ from tests.peers import (
 )
 
 SIZE = 3 << 20
-KEY = "checkpoints/000000010.1/image-00000-of-00001.safetensors"
+KEY = "checkpoints/000000010.1-00000001/image-00000-of-00001.safetensors"
 
 
 class TestPeerRecords(StoreSuite):

@@ -15,7 +15,7 @@ import msgspec
 
 from holdfast.agent.daemon_threads import begin_call
 from holdfast.agent.state import AgentState
-from holdfast.coordination.messages import check_runs
+from holdfast.coordination.messages import check_id, check_runs
 from holdfast.coordination.rank_runs import Runs, ranks_in
 from holdfast.engine.lifecycle.catalog import Listing, list_folder
 from holdfast.engine.lifecycle.manifests import read_manifests
@@ -64,6 +64,7 @@ def decode_order(data: bytes) -> UploadOrder:
     """
     try:
         order = decode(data, UploadOrder)
+        check_id(order.id)
         check_runs(order.ranks, PART_COUNT_MAX)
         return order
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError) as error:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from holdfast.agent.ram_place import noted_place
 from holdfast.engine.lifecycle.attempts import read_attempt
-from holdfast.errors import ObjectNotFoundError
+from holdfast.errors import CheckpointDamagedError, ObjectNotFoundError
 from holdfast.format.names import AttemptId
 from holdfast.format.records import AttemptRecord
 from holdfast.store.durable import DurableStore
@@ -64,11 +64,13 @@ def foreign_attempts(
     """Return those of the attempts that are not the attempts of `store`.
 
     One that `store` has no record of is foreign if the last agent worked on another place. At this
-    place its record was lost, and whoever finds it decides. The records that are read are added to
+    place its record was lost, and whoever finds it decides. The same holds for a damaged record,
+    which a reader of the timeline reports with what to do. The records that are read are added to
     `known`.
 
     Raises:
-        StorageError, CheckpointDamagedError, NewerFormatError: The store's record cannot be read.
+        StorageError, NewerFormatError: The store's record cannot be read.
+        CheckpointDamagedError: It is damaged, and the last agent worked on another place.
     """
     place = noted_place(folder)
     is_here = place is None or place.is_at(store.home)
@@ -78,6 +80,10 @@ def foreign_attempts(
             record = read_attempt(store, attempt.number)
         except ObjectNotFoundError:
             is_foreign = not is_here
+        except CheckpointDamagedError:
+            if not is_here:
+                raise
+            is_foreign = False
         else:
             is_foreign = record.attempt != attempt
             if known is not None:

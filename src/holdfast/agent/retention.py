@@ -245,7 +245,7 @@ class Retention:
         elif effect.status is CheckpointStatus.DROPPED:
             if effect.reason == DELETED:
                 kind = "deleted"
-            elif effect.id.attempt < self._coordinator.node.attempt:
+            elif effect.id.attempt != self._coordinator.node.attempt:
                 kind = "left behind"
             else:
                 self._unsecured = max(effect.id.age, self._unsecured or NO_AGE)
@@ -469,8 +469,9 @@ class Retention:
         limits = last_steps(attempts)
         remains = []
         for checkpoint, listing in listed.items():
-            is_left = checkpoint.attempt <= newest.attempt and checkpoint.step <= newest.step
-            if checkpoint.attempt < newest.attempt:
+            is_newer = checkpoint.attempt.number > newest.attempt.number
+            is_left = not is_newer and checkpoint.step <= newest.step
+            if checkpoint.attempt != newest.attempt and not is_newer:
                 is_abandoned = checkpoint.step > limits.get(checkpoint.attempt, -1)
                 is_left |= is_abandoned or not listing.is_complete
             if is_left and not listing.is_committed and checkpoint not in pending:

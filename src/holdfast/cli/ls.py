@@ -62,7 +62,7 @@ def ls(directory: str, limit: int | None, as_json: bool) -> None:
 def _document(row: Row) -> dict[str, object]:
     return {
         "step": row.id.step,
-        "attempt": row.id.attempt,
+        "attempt": row.id.attempt.number,
         "time": row.time,
         "age_secs": _age_secs(row),
         "size_bytes": row.size_bytes,

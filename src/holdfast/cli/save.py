@@ -57,7 +57,7 @@ def save(directory: str, no_wait: bool, timeout_secs: float, as_json: bool) -> N
                 "target_step": target,
                 "committed": committed is not None,
                 "step": committed.step if committed else None,
-                "attempt": committed.attempt if committed else None,
+                "attempt": committed.attempt.number if committed else None,
             }
         )
     elif committed is not None:

@@ -170,7 +170,7 @@ def _document(run: ReadableRun, results: Sequence[Result]) -> dict[str, object]:
         "copies": [
             {
                 "step": result.copy.id.step,
-                "attempt": result.copy.id.attempt,
+                "attempt": result.copy.id.attempt.number,
                 "tier": result.copy.store.tier,
                 "checked_bytes": result.size_bytes,
                 "ok": not result.problems,
@@ -181,7 +181,7 @@ def _document(run: ReadableRun, results: Sequence[Result]) -> dict[str, object]:
         "problems": [
             {
                 "step": result.copy.id.step if result.copy else None,
-                "attempt": result.copy.id.attempt if result.copy else None,
+                "attempt": result.copy.id.attempt.number if result.copy else None,
                 "tier": check.tier,
                 "file": str(_path(run, check)),
                 "start_bytes": check.start_bytes,

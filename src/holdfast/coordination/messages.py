@@ -388,21 +388,26 @@ def _check(message: AnyMessage) -> None:
         for progress in state.progress:
             check_runs(progress.ranks, PART_COUNT_MAX)
         for deleted in state.deleted:
-            _check_id(deleted)
+            check_id(deleted)
     elif isinstance(message, Orders):
         orders: tuple[WriteOrder | PullOrder, ...] = message.command.writes + message.command.pulls
         for order in orders:
-            _check_id(order.id)
+            check_id(order.id)
             check_runs(order.ranks, PART_COUNT_MAX)
         for verdict in message.command.verdicts:
-            _check_id(verdict.id)
+            check_id(verdict.id)
         for ended in message.command.ended:
             check_runs(ended.ranks, message.rank_count)
         for deleted in message.command.deleted_everywhere:
-            _check_id(deleted)
+            check_id(deleted)
 
 
-def _check_id(found: CheckpointId) -> None:
+def check_id(found: CheckpointId) -> None:
+    """Check an id that another host sent.
+
+    Raises:
+        ValueError: it is the id of no checkpoint.
+    """
     if not found.is_valid:
         raise ValueError(f"step {found.step} of attempt {found.attempt} is no checkpoint")
 
@@ -413,7 +418,7 @@ def check_held(held: Held) -> None:
     Raises:
         ValueError: it names an impossible checkpoint, or ranks that it cannot have.
     """
-    _check_id(held.id)
+    check_id(held.id)
     for runs in (held.own, held.replicas, held.written):
         check_runs(runs, held.part_count)
 

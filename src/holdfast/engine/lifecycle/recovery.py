@@ -74,11 +74,8 @@ def recover(
     # Images are reused by later checkpoints of their attempt alone, and those are listed.
     listed = found.with_objects
     for checkpoint, one in listed.items():
-        is_present = (
-            checkpoint.attempt >= attempt
-            if attempt is not None
-            else checkpoint.attempt.number > found.newest_number
-        )
+        newest_number = attempt.number if attempt is not None else found.newest_number
+        is_present = checkpoint.attempt == attempt or checkpoint.attempt.number > newest_number
         if one.is_committed or checkpoint in in_care or is_present:
             continue
         counts = checkpoint.step <= limits.get(checkpoint.attempt, -1)

@@ -52,7 +52,9 @@ def to_drop(
     keep = kept(policy, [info(c) for c in found.timeline], context=context)
     drop = [c for c, is_kept in zip(found.timeline, keep, strict=True) if not is_kept]
     newest = found.timeline[-1]
-    passed = [c for c in found.abandoned if c.step <= newest.step and c.attempt < newest.attempt]
+    # By number: an attempt with the number of the newest one, and another token, is abandoned too.
+    number = newest.attempt.number
+    passed = [c for c in found.abandoned if c.step <= newest.step and c.attempt.number <= number]
     beside = [c for c in found.abandoned if c not in set(passed)]
     by_step = {c.step: c for c in beside}
     verdict = kept(policy, [info(c) for c in by_step.values()], context=context)
