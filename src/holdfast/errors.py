@@ -124,6 +124,10 @@ class WaitTimeoutError(HoldfastError, TimeoutError):
     """The timeout passed before the awaited operation ended; the operation continues."""
 
 
+class WaitInterruptedError(HoldfastError):
+    """A signal ended a wait: leave the process. What the agents do for it continues."""
+
+
 def error_named(name: str, message: str) -> HoldfastError:
     """Rebuild an error that another process raised, from the name of its class and its message.
 

@@ -520,6 +520,27 @@ def test_an_outage_and_its_end_are_each_reported_once() -> None:
     assert other[1:] == [ef.LeaderChanged("h0000", "h0001", True)]
 
 
+@pytest.mark.parametrize("lost", ["h0000", "h0002"])
+def test_each_host_knows_within_five_seconds_which_host_sends_nothing(lost: str) -> None:
+    world = make(4, every=2, pace_secs=1.0)
+    running(world)
+
+    def quiet() -> set[tuple[str, ...]]:
+        nodes = [host.agent for host in world.hosts.values() if host.agent is not None]
+        return {node.quiet_hosts(world.now) for node in nodes}
+
+    until(world, lambda: reached(world, CheckpointStatus.PROTECTED))
+    for _ in range(60):
+        world.run(world.now + 0.5)
+        assert quiet() == {()}
+    world.hosts[lost].crash()
+    world.run(world.now + 4.5)
+    for _ in range(60):
+        # Also while the other hosts choose another leader.
+        assert quiet() == {(lost,)}
+        world.run(world.now + 0.5)
+
+
 def test_what_a_lost_host_wrote_while_it_was_cut_off_is_looked_for_before_a_drop() -> None:
     world = make(2, every=10, pace_secs=1.0)
     running(world)

@@ -19,7 +19,7 @@ from holdfast import save_decision_policy
 from holdfast.agent.control_block import NEVER as NEVER_STEP
 from holdfast.agent.control_block import TARGET_PREEMPTION
 from holdfast.job.options import Options
-from holdfast.manager.checkpoint_manager import CUT_CLOSE_SECS
+from holdfast.manager.patience import CUT_CLOSE_SECS
 from holdfast.manager.preemption import REPEAT_SECS, PreemptionSignals
 from holdfast.manager.save_schedule import AGREE_SECS, CONFIRM_SECS, SaveSchedule
 from holdfast.policy.preservation_policy import LatestN

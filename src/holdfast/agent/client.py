@@ -18,7 +18,7 @@ from typing import TypeVar
 
 import msgspec
 
-from holdfast import errors
+from holdfast import errors, waits
 from holdfast.agent import protocol
 from holdfast.agent.agent_directory import peer, socket_address
 from holdfast.agent.http_format import (
@@ -205,7 +205,7 @@ class AgentClient:
         answer = select.poll()
         answer.register(_socket(self._connection), select.POLLIN)
         for _ in range(math.ceil(timeout_secs / PULSE_SECS)):
-            if answer.poll(PULSE_SECS * 1000):
+            if _has_answer(answer):
                 return
             status = status_of(self.folder)
             if status is None:
@@ -238,6 +238,19 @@ class AgentClient:
             with contextlib.suppress(OSError):
                 # Closing the descriptor would not wake a thread that waits on it.
                 found.shutdown(socket.SHUT_RDWR)
+
+
+def _has_answer(answer: select.poll) -> bool:
+    """Wait for up to `PULSE_SECS` until an answer begins, and return whether it does."""
+    left_secs = PULSE_SECS
+    while left_secs > 0:
+        secs = waits.slice_secs(left_secs)
+        if answer.poll(secs * 1000):
+            return True
+        # Afterwards, so that a call of an ended wait still gets an answer that takes no time.
+        waits.check()
+        left_secs -= secs
+    return False
 
 
 def _socket(connection: _UnixConnection) -> socket.socket:

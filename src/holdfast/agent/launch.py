@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 
+from holdfast import waits
 from holdfast.agent.agent_directory import LOCK, agent_folders, make_private, make_root
 from holdfast.agent.client import AgentSilentError, answers
 from holdfast.agent.config import ALREADY_RUNNING, AgentConfig
@@ -117,7 +118,7 @@ def ensure_agent(
             ended_count += 1
             if ended_count < ENDED_COUNT_MAX:
                 start = _start(config)
-        clock.sleep(POLL_SECS)
+        waits.sleep(clock, POLL_SECS)
     reap(start.process)
     log = RunLocation(config.run).agent_log(config.host)
     raise AgentUnavailableError(

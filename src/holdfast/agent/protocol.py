@@ -378,6 +378,19 @@ class PeerAddresses(msgspec.Struct, frozen=True, kw_only=True):
     addresses: dict[str, str]
 
 
+class QuietHosts(msgspec.Struct, frozen=True, kw_only=True):
+    """The hosts of the attempt that send nothing, so that nobody can wait for their parts.
+
+    Attributes:
+        hosts: some of them; empty: all send heartbeats, as far as this agent knows.
+        is_writing: whether this agent writes to the durable tier, for a checkpoint of which all
+            parts are known.
+    """
+
+    hosts: tuple[Host, ...]
+    is_writing: bool
+
+
 class Empty(msgspec.Struct, frozen=True, kw_only=True):
     """A message without content."""
 

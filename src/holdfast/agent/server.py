@@ -32,6 +32,7 @@ def call_server(service: Service, body_secs: float = BODY_SECS) -> SocketServer:
         "detach": (protocol.Detach, service.detach),
         "status": (protocol.Empty, service.status),
         "job": (protocol.Empty, service.job),
+        "quiet": (protocol.Empty, service.quiet),
         "metrics": (protocol.Empty, service.metrics),
         "steps": (protocol.Empty, service.steps),
         "stop": (protocol.Stop, service.stop),

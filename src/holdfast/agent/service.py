@@ -611,6 +611,13 @@ class Service:
             lead=node.survey(state.clock.monotonic()),
         )
 
+    async def quiet(self, request: protocol.Empty, pid: int) -> protocol.QuietHosts:
+        node = self._coordinator.node
+        return protocol.QuietHosts(
+            hosts=node.quiet_hosts(self._state.clock.monotonic()),
+            is_writing=node.is_writing_whole,
+        )
+
     async def metrics(self, request: protocol.Empty, pid: int) -> AgentMetrics:
         return self._metrics.gather()
 

@@ -19,7 +19,7 @@ from holdfast.coordination.effects import (
     LeaderChanged,
     RanksEnded,
 )
-from holdfast.coordination.election import Election
+from holdfast.coordination.election import Election, leader_of
 from holdfast.coordination.host_inventory import HostInventory
 from holdfast.coordination.inputs import (
     BranchWanted,
@@ -94,6 +94,7 @@ class Follower:
         # The attempt, and the leader whose orders arrived last.
         self._led_by = NO_ATTEMPT, ""
         self._closed_attempt = NO_ATTEMPT
+        self._quiet: tuple[str, ...] = ()
         self._deleted: dict[CheckpointId, bool] = {}
         """The checkpoints that were deleted here, and whether that was confirmed: no host has them.
         """
@@ -133,6 +134,18 @@ class Follower:
     def is_closed(self) -> bool:
         """Whether all ranks of the newest attempt, on all hosts, have detached."""
         return NO_ATTEMPT != self.attempt == self._closed_attempt
+
+    def quiet_hosts(self, now_secs: float) -> tuple[str, ...]:
+        """Return the hosts that send nothing: the leader, or those of the leader's last orders."""
+        election = self.election
+        if election.leader is None:
+            return ()
+        if now_secs - election.last_orders_at_secs >= self._settings.quiet_secs:
+            return (election.leader,)
+        if election.incarnation == 0 and election.term > 0:
+            # The next successor has sent no orders yet; the one before it is silent.
+            return (leader_of(election.successors, election.term - 1),)
+        return self._quiet
 
     # Local events.
 
@@ -272,6 +285,7 @@ class Follower:
         self._notify_ended(turn, orders)
         self._settled = command.is_settled
         self._closed_attempt = orders.attempt if command.is_closed else NO_ATTEMPT
+        self._quiet = command.quiet
         self._is_changed = True
 
     def _note_leader(self, turn: Turn) -> None:

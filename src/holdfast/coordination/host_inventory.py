@@ -147,6 +147,12 @@ class HostInventory:
         """Whether parts are being written to the durable tier."""
         return self._writing is not None
 
+    @property
+    def is_writing_whole(self) -> bool:
+        """Whether parts are being written of a checkpoint that has been complete."""
+        holding = self._held.get(self._writing) if self._writing is not None else None
+        return holding is not None and holding.status in COMPLETE_STATUSES
+
     def states(self, *, with_status: bool = False) -> tuple[Held, ...]:
         """Return the states for a report, the oldest first; `with_status` in reports to a start."""
         return tuple(

@@ -42,7 +42,12 @@ from holdfast.coordination.protection_watch import ProtectionWatch
 from holdfast.coordination.rank_runs import ranks_in, runs_of
 from holdfast.coordination.replica_placement import Ring, successors_of
 from holdfast.coordination.save_targets import Ranks, TargetAgreement
-from holdfast.coordination.settings import ENDED_MAX, PRESERVED_MAX, SUCCESSORS_MAX
+from holdfast.coordination.settings import (
+    ENDED_MAX,
+    PRESERVED_MAX,
+    QUIET_MAX,
+    SUCCESSORS_MAX,
+)
 from holdfast.coordination.turn import AgentIdentity, Turn
 from holdfast.format.names import CheckpointId
 
@@ -79,6 +84,8 @@ class Leader:
         self._refused_branch = False
         self._ended: dict[tuple[str, bool], Ended] = {}
         self._known_deleted: set[CheckpointId] = set()
+        self.quiet: tuple[str, ...] = ()
+        """The hosts of the attempt that have sent nothing for `quiet_secs`."""
         self._seq = 0
         self._check_at_secs = 0.0
         self._retry_at_secs = 0.0
@@ -435,6 +442,7 @@ class Leader:
                 # The host may follow a successor by now; its answer to these orders shows that.
                 view.channel.put(self._command(view))
                 self._send(turn, view)
+        self._note_quiet(turn.now_secs)
         self._drop_missed(self.views.values())
         self._protection.check(turn)
         # Hosts of earlier attempts get time to report their parts of open checkpoints.
@@ -445,6 +453,24 @@ class Leader:
         for entry in list(self.table.entries.values()):
             if entry.is_open and entry.id.attempt < self.leadership.attempt:
                 self.table.drop(entry, "its attempt is over")
+
+    def _note_quiet(self, now_secs: float) -> None:
+        """Note which hosts of the attempt send nothing, and report a change to all others.
+
+        A successor leads because rank 0's host is silent: it need not have had a report of that.
+        """
+        oldest = now_secs - self._settings.quiet_secs
+        first = self._successors[0] if not self.leadership.is_first else None
+        quiet = sorted(
+            view.host
+            for view in self.views.values()
+            if (view.known_ranks or view.host == first)
+            and view.last_report_at_secs < oldest
+            and view.host != self._identity.host
+        )[:QUIET_MAX]
+        if tuple(quiet) != self.quiet:
+            self.quiet = tuple(quiet)
+            self._dirty.update(self.views)
 
     def _check_replication(self, turn: Turn) -> None:
         """Update whether replicas are on their way; after `lost_secs` they no longer count.
@@ -539,6 +565,7 @@ class Leader:
             is_closed=self._is_closed,
             deleted_everywhere=self._confirmed_deletes(view),
             ended=tuple(self._ended.values()),
+            quiet=self.quiet,
         )
 
     def _confirmed_deletes(self, view: HostView) -> tuple[CheckpointId, ...]:

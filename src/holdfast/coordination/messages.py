@@ -18,7 +18,7 @@ from typing import Annotated
 import msgspec
 
 from holdfast.coordination.rank_runs import Runs
-from holdfast.coordination.settings import DELETED_MAX
+from holdfast.coordination.settings import DELETED_MAX, QUIET_MAX
 from holdfast.errors import InvalidArgumentError
 from holdfast.format.names import (
     NO_ATTEMPT,
@@ -270,6 +270,7 @@ class Command(msgspec.Struct, frozen=True, kw_only=True):
         is_closed: all ranks of the attempt have detached.
         deleted_everywhere: the checkpoints deleted from this host of which no host holds anything.
         ended: the ranks of the attempt that have ended, of the first hosts that lost any.
+        quiet: the hosts of the attempt that have sent nothing for `Settings.quiet_secs`.
     """
 
     targets: tuple[TargetProposal, ...] | None = None
@@ -280,6 +281,7 @@ class Command(msgspec.Struct, frozen=True, kw_only=True):
     is_closed: bool = False
     deleted_everywhere: tuple[CheckpointId, ...] = ()
     ended: tuple[Ended, ...] = ()
+    quiet: Annotated[tuple[Name, ...], msgspec.Meta(max_length=QUIET_MAX)] = ()
 
 
 class Orders(Message, frozen=True, kw_only=True):

@@ -189,9 +189,17 @@ class Node:
     @property
     def is_writing(self) -> bool:
         """Whether this host writes parts or a manifest to the durable tier."""
+        return self.roles.follower.inventory.is_writing or self._is_committing
+
+    @property
+    def is_writing_whole(self) -> bool:
+        """Whether it does so for a checkpoint that needs no part any more: an end is in sight."""
+        return self.roles.follower.inventory.is_writing_whole or self._is_committing
+
+    @property
+    def _is_committing(self) -> bool:
         leader = self.roles.leader
-        is_committing = leader is not None and leader.durability.committing is not None
-        return self.roles.follower.inventory.is_writing or is_committing
+        return leader is not None and leader.durability.committing is not None
 
     def replicas_offered_by(self, rank: int) -> frozenset[int] | None:
         """Return the ranks whose parts `rank` copies here by itself; None where no group lives."""
@@ -201,6 +209,12 @@ class Node:
     def is_target_confirmed(self, kind: TargetKind) -> bool:
         """Return whether every host has accepted the target of `kind` that is set here."""
         return self.roles.follower.cells.is_confirmed(kind)
+
+    def quiet_hosts(self, now_secs: float) -> tuple[str, ...]:
+        """Return hosts of the attempt that have sent nothing for `quiet_secs`; 16 at most."""
+        if self.roles.leader is not None:
+            return self.roles.leader.quiet
+        return self.roles.follower.quiet_hosts(now_secs)
 
     def waits_for(self, now_secs: float) -> str:
         """Return what trainers here whose attempt has not begun wait for; empty: there are none."""

@@ -32,6 +32,9 @@ DELETED_MAX = 64
 ENDED_MAX = 16
 """The hosts whose ended ranks a leader reports to all others: the first ones that lost any."""
 
+QUIET_MAX = 16
+"""The quiet hosts that a leader reports to all others, in the order of their names."""
+
 OUTCOMES_MAX = 256
 """The checkpoints whose outcome a leader remembers, so that a late report does not revive them."""
 
@@ -66,6 +69,11 @@ class Settings:
     def silence_secs(self) -> float:
         """How long a leader may be silent before a host follows the next successor."""
         return 5 * self.heartbeat_secs
+
+    @property
+    def quiet_secs(self) -> float:
+        """How long a host may send nothing before calls that wait for its parts are notified."""
+        return 3 * self.heartbeat_secs
 
     @property
     def lost_secs(self) -> float:

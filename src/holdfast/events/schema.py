@@ -498,6 +498,23 @@ class RamUnavailable(Event, frozen=True, kw_only=True, tag="ram_unavailable"):
     reason: str
 
 
+class LeftUnfinished(Event, frozen=True, kw_only=True, tag="left_unfinished"):
+    """A trainer closed its manager before its saves had ended: they may still become durable.
+
+    Attributes:
+        rank: its rank.
+        steps: their steps; 20 at most.
+        newest_step: the newest step known to be safe, which the next start has at least; null:
+            none.
+        reason: why it did not wait longer.
+    """
+
+    rank: RankNumber
+    steps: tuple[int, ...]
+    newest_step: int | None
+    reason: str
+
+
 class RecordMended(Event, frozen=True, kw_only=True, tag="mended"):
     """A damaged record of the run or of an attempt was repaired from its copy."""
 
@@ -620,6 +637,7 @@ EVENTS: tuple[type[Event], ...] = (
     CheckpointGivenUp,
     CopyFailed,
     RamUnavailable,
+    LeftUnfinished,
     RecordMended,
     PeersUnavailable,
     PeerSilent,
@@ -633,7 +651,7 @@ EVENTS: tuple[type[Event], ...] = (
 )
 """All events, in the order of their documentation."""
 
-TrainerEvent = ManagerOpened | StateRestored | StateRead | RamUnavailable
+TrainerEvent = ManagerOpened | StateRestored | StateRead | RamUnavailable | LeftUnfinished
 """The events that trainers report through their agent."""
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -92,7 +93,13 @@ class TrainerSession:
         return self._manager.finish(step, state)
 
     def close(self, *, finishes: bool) -> None:
-        """Close the manager; with `finishes`, make the last step durable unless preempted."""
-        if finishes and self._last is not None and not self.is_preempted:
+        """Close the manager; with `finishes`, make the last step durable unless preempted.
+
+        Without `finishes` it is closed as by its `with` block, which an error may be leaving.
+        """
+        if not finishes:
+            self._manager.__exit__(*sys.exc_info())
+            return
+        if self._last is not None and not self.is_preempted:
             self._manager.finish(*self._last)
         self._manager.close()

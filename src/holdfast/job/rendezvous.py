@@ -25,6 +25,7 @@ from types import TracebackType
 
 import msgspec
 
+from holdfast import waits
 from holdfast.adapt.contract import KeyValues, Processes
 from holdfast.clock import Clock
 from holdfast.coordination.rank_runs import ranks_text
@@ -238,9 +239,14 @@ class _Pauses:
         return self._clock.monotonic() - self._started
 
     def pause(self) -> None:
-        """Sleep for a share of the time waited so far."""
+        """Sleep for a share of the time waited so far.
+
+        Raises:
+            WaitInterruptedError: A signal has ended the wait.
+        """
+        waits.check()
         secs = min(max(self._waited_secs * POLL_SHARE, POLL_SECS_MIN), POLL_SECS_MAX)
-        self._clock.sleep(secs)
+        waits.sleep(self._clock, secs)
 
 
 class _Decision:

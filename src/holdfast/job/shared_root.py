@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from holdfast import waits
 from holdfast.agent.agent_directory import host_name
 from holdfast.clock import Clock
 from holdfast.engine.lifecycle.run import read_run
@@ -45,7 +46,7 @@ def look_for(run_id: str, durable: DurableStore, clock: Clock) -> Sighting:
         seen = _look(durable)
         if seen.run_id == run_id or is_over or seen.error == NewerFormatError.__name__:
             return seen
-        clock.sleep(POLL_SECS)
+        waits.sleep(clock, POLL_SECS)
 
 
 def check_shared(run_id: str, seen: Sequence[Sighting]) -> None:

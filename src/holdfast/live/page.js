@@ -5,7 +5,7 @@ const EVENTS_SHOWN = 300;
 const CHART_HEIGHT = 180;
 const CHART_SECS = 300;
 const BAD = new Set([
-  "trainer_lost", "ranks_lost", "failed", "host_silent", "ram_unavailable", "peers_unavailable", "protection_late",
+  "trainer_lost", "ranks_lost", "failed", "host_silent", "ram_unavailable", "left_unfinished", "peers_unavailable", "protection_late",
   "recovery_failed", "preservation_failed", "durable_unreadable", "events_lost", "given_up", "copy_failed", "fenced",
 ]);
 const SVG = "http://www.w3.org/2000/svg";

@@ -51,6 +51,7 @@ from holdfast.errors import (
     HoldfastError,
     StepNotFoundError,
     StorageError,
+    WaitInterruptedError,
 )
 from holdfast.events.schema import TrainerEvent
 from holdfast.format.names import AttemptId, CheckpointId
@@ -323,6 +324,9 @@ class AgentSession:
     def _branch(self, request: protocol.Branch) -> AgentPlace:
         try:
             place = self._take(self.call("branch", request, protocol.Attached))
+        except WaitInterruptedError:
+            # The agent may have begun it, as after any other interruption.
+            raise
         except HoldfastError:
             self._branching = None
             raise
@@ -342,6 +346,20 @@ class AgentSession:
             log.warning("the agent's listing of the durable tier is not known: %s", error)
             return None
         return listing_in(found) if found.numbers else None
+
+    def ask_briefly(self, name: str, message: msgspec.Struct, kind: type[Answer]) -> Answer | None:
+        """Call the agent, for at most `SILENT_SECS`; return None if it gives no answer.
+
+        No other agent is started.
+        """
+        client = AgentClient(self.place.folder, SILENT_SECS)
+        try:
+            return client.call(name, message, kind)
+        except (AgentGoneError, HoldfastError) as error:
+            log.debug("%s: %s", name, error)
+            return None
+        finally:
+            client.close()
 
     def report_event(self, event: TrainerEvent) -> None:
         """Add an event of this trainer to the run's events."""

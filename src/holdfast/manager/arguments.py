@@ -162,6 +162,14 @@ def raise_nothing_saved(run: object) -> NoReturn:
     raise StepNotFoundError(f"restore: the run in {run} has no checkpoint yet")
 
 
+def raise_no_remote() -> NoReturn:
+    """Raise the error of a wait for a remote tier that the manager does not have."""
+    raise InvalidArgumentError(
+        "wait_until_finished(remote=True): expected a manager with a remote tier, found "
+        "none; open the run with CheckpointManager(..., remote=...)"
+    )
+
+
 def raise_step_order(call: str, step: int, last: int, read: int | None) -> NoReturn:
     """Raise the error of a step that does not follow the run's last one.
 

@@ -21,6 +21,7 @@ from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any
 
+from holdfast import waits
 from holdfast.adapt.contract import Framework
 from holdfast.adapt.detect import find_framework
 from holdfast.agent import protocol
@@ -30,7 +31,7 @@ from holdfast.clock import Clock, SystemClock, process_age_secs
 from holdfast.engine.reading.metadata import CheckpointMetadata, metadata_of
 from holdfast.engine.reading.process_values import process_values_of
 from holdfast.engine.reading.view import View, find_newest_sound, find_sound
-from holdfast.errors import FencedError, HoldfastError, InvalidArgumentError
+from holdfast.errors import FencedError, HoldfastError
 from holdfast.events.schema import ManagerOpened
 from holdfast.format.names import CheckpointId
 from holdfast.job.opening import open_run
@@ -41,11 +42,12 @@ from holdfast.manager.finisher import Finisher
 from holdfast.manager.job_context import find_job
 from holdfast.manager.lifetime import HeldResources, Lifetime, replace_open
 from holdfast.manager.overhead import OverheadMeter, meter_for
+from holdfast.manager.patience import SAVE_PATIENCE_SECS, Patience
 from holdfast.manager.planning import Planner, Taking
 from holdfast.manager.preemption import PreemptionSignals
 from holdfast.manager.progress import STOPPED_BY, Progress
 from holdfast.manager.progress_bar import closing_state, progress_bar
-from holdfast.manager.remote_wait import newest_of_timeline, wait_for_upload
+from holdfast.manager.remote_wait import wait_for_newest
 from holdfast.manager.restore_exchange import RestoreExchange
 from holdfast.manager.restore_votes import Votes
 from holdfast.manager.restorer import Restorer
@@ -59,14 +61,6 @@ from holdfast.policy.save_decision_policy import ContinuousCheckpointingPolicy, 
 
 SAVER_SECS = 300.0
 """How long `close` waits for the saver's thread, which may hang in storage."""
-CLOSE_SECS = 3600.0
-"""How long `close` waits until all accepted saves are durable."""
-CUT_CLOSE_SECS = 5.0
-"""The same after a preemption for which the hosts did not agree on a step; see `AGREE_SECS`.
-
-Hosts that are cut off from each other find each other's parts in storage two heartbeats after they
-began to miss them, so a small state is committed by then.
-"""
 
 log = logging.getLogger(__name__)
 
@@ -141,13 +135,24 @@ class CheckpointManager:
         self._processes = self._framework.processes()
         terminal.show_log(self._processes.rank, self._processes.count)
         self._rendezvous = Rendezvous(self._processes, self._clock)
+        signals = self._options.preemption_signals
+        self._signals = PreemptionSignals(signals, self._on_stop_signal, self._clock)
+        with contextlib.ExitStack() as on_error:
+            on_error.callback(self._signals.close)
+            with waits.ended_by_signals("open the run", lambda: f"{directory} is not open"):
+                self._open(directory, process_secs, opened_secs)
+            on_error.pop_all()
+
+    def _open(
+        self, directory: str | os.PathLike[str], process_secs: float, opened_secs: float
+    ) -> None:
         replace_open(directory)
         self._run = run = open_run(
             directory,
             self._rendezvous,
             self._clock,
             self._options.remote.place_text if self._options.remote is not None else None,
-            takeover=takeover,
+            takeover=self._options.takeover,
         )
         self._job = find_job(run, self._options, self._rendezvous, self._processes, self._clock)
         self._progress = Progress(self._clock)
@@ -200,8 +205,14 @@ class CheckpointManager:
             list_ram=lambda found: self._job.list_ram(self._session, self._clock, found),
         )
         self._finisher = Finisher(self._rendezvous, self._votes, self._restorer)
-        signals = self._options.preemption_signals
-        self._signals = held.signals = PreemptionSignals(signals, self._on_stop_signal, self._clock)
+        hosts = self._job.attach.host_count
+        self._patience = Patience(
+            self._session, self._progress, self._steps, self._clock, host_count=hosts
+        )
+        held.signals = self._signals
+        self._signals.install()
+        if self._signals.has_arrived:
+            self._on_stop_signal()
         self._own = held.own = self._start_user_policies()
         self._session.start_watching(self._progress.pending)
 
@@ -238,7 +249,7 @@ class CheckpointManager:
             self.close()
         except HoldfastError as own:
             # Raising this error would hide the one that ended the training.
-            log.warning("the manager was closed after an error, and closing failed too: %s", own)
+            log.warning("the manager was closed after an error: %s", own)
 
     def save(
         self,
@@ -295,7 +306,7 @@ class CheckpointManager:
             or steps.is_due_here(step)
         ):
             return False
-        with self._progress.drops_raised_after(step), self._blocking():
+        with self._progress.drops_raised_after(step), self._blocking("save", SAVE_PATIENCE_SECS):
             return self._save_if_due(step, state, metrics, force)
 
     def finish(
@@ -323,7 +334,7 @@ class CheckpointManager:
             ProcessLostError: Another process has ended.
         """
         self._lifetime.check_call("finish")
-        with self._blocking():
+        with self._blocking("finish"):
             return self._finisher.finish(
                 arguments.check_step(step),
                 lambda number: self._save_if_due(number, state, metrics, force=True),
@@ -369,11 +380,13 @@ class CheckpointManager:
         self._lifetime.check_call("resume")
         request = arguments.check_request(state, only, partial, cast)
         number = None if step is None else arguments.check_step(step)
-        restored = self._restorer.read(number, request)
-        if restored is None:
-            self._restorer.start_again()
-        else:
-            self._restorer.go_on_from(restored)
+        with self._patience.of("resume"):
+            restored = self._restorer.read(number, request)
+            if restored is None:
+                self._restorer.start_again()
+            else:
+                self._restorer.go_on_from(restored)
+        if restored is not None:
             self.last_restore, state = restored.report, restored.state
             self._show(f"resumed from {terminal.restore_text(restored.report)}")
         self._steps.await_first()
@@ -424,7 +437,8 @@ class CheckpointManager:
         self._lifetime.check_call("restore")
         request = arguments.check_request(like, only, partial, cast)
         number = None if step is None else arguments.check_step(step)
-        restored = self._restorer.read(number, request)
+        with self._patience.of("restore"):
+            restored = self._restorer.read(number, request)
         if restored is None:
             arguments.raise_nothing_saved(self._run.location)
         self.last_restore = restored.report
@@ -520,26 +534,22 @@ class CheckpointManager:
         Raises:
             SaveFailedError: Saves failed, were dropped or are not confirmed, or no agent answers.
             WaitTimeoutError: The timeout has passed. Saving continues.
+            WaitInterruptedError: A preemption signal arrived during the call. Saving continues.
             InvalidArgumentError: The timeout is invalid.
         """
         self._lifetime.check_call("wait_until_finished")
         checked_secs = arguments.check_timeout(timeout_secs)
-        if checked_secs is None and self._steps.is_unconfirmed:
-            checked_secs = CUT_CLOSE_SECS
+        if checked_secs is None:
+            checked_secs = self._patience.limit_secs(None)
         if remote and self._run.remote is None:
-            raise InvalidArgumentError(
-                "wait_until_finished(remote=True): expected a manager with a remote tier, found "
-                "none; open the run with CheckpointManager(..., remote=...)"
-            )
+            arguments.raise_no_remote()
         began_secs = self._clock.monotonic()
-        self._progress.wait_until_finished(checked_secs)
-        if remote and self._run.remote is not None:
-            newest = newest_of_timeline(self._run.durable)
-            if newest is not None:
-                self._session.call("upload", protocol.Empty(), protocol.Empty)
+        with self._patience.of("wait_until_finished"):
+            self._progress.wait_until_finished(checked_secs)
+            if remote:
                 if checked_secs is not None:
                     checked_secs -= min(self._clock.monotonic() - began_secs, checked_secs)
-                wait_for_upload(self._run.remote, newest, checked_secs, self._clock)
+                wait_for_newest(self._session, self._run, checked_secs, self._clock)
 
     def delete(self, step: int) -> None:
         """Remove the checkpoint of `step` from every tier, on all hosts.
@@ -552,7 +562,8 @@ class CheckpointManager:
         self._lifetime.check_call("delete")
         found = self._look().find(arguments.check_step(step))
         request = protocol.Delete(ids=(found,))
-        self._session.call("delete", request, protocol.Empty)
+        with self._patience.of("delete"):
+            self._session.call("delete", request, protocol.Empty)
         self._progress.note_deleted(found)
 
     def metadata(self, step: int) -> CheckpointMetadata:
@@ -593,25 +604,26 @@ class CheckpointManager:
         Further calls do nothing. If the process is killed during the wait, the agent continues with
         the parts that are sealed in RAM. A warning is logged if the last step passed to `save` was
         not saved; see `finish`. If an exception such as a Ctrl-C interrupts the call, call it again
-        or open the run again.
+        or open the run again. A `with` block that an exception leaves calls this too, logs its
+        errors, and does not wait for a host of which nothing is heard.
 
         Raises:
-            SaveFailedError: A save failed that no earlier error has reported. The manager is
-                closed.
+            SaveFailedError: A save failed that no earlier error has reported.
             WaitTimeoutError: Saves are not durable after an hour, or after 5 s if the hosts did not
-                agree where to stop for a preemption. The manager is closed; the agent continues
-                with the parts that are sealed in RAM.
+                agree where to stop for a preemption.
+            WaitInterruptedError: A preemption signal arrived during the call.
+
+        After an error the manager is closed; the agent continues with what is sealed in RAM.
         """
         if self._lifetime.is_closed:
             return
         self._lifetime.check_call("close")
         try:
-            with self._blocking():
+            with self._blocking("close"):
                 self._finisher.close(warns=self._ends_well)
-                secs = CUT_CLOSE_SECS if self._steps.is_unconfirmed else CLOSE_SECS
                 is_first = self._processes.rank == 0
                 with progress_bar("closing", closing_state(self._progress), is_on=is_first):
-                    self._progress.wait_until_finished(secs)
+                    self._patience.await_end(is_after_error=not self._ends_well)
         except HoldfastError:
             self._release()
             raise
@@ -632,13 +644,19 @@ class CheckpointManager:
     # The internal steps of a save that may be due.
 
     @contextlib.contextmanager
-    def _blocking(self) -> Iterator[None]:
-        """Publish the duration of the block as a time for which saves block the training."""
+    def _blocking(self, call: str, patience_secs: float = waits.PATIENCE_SECS) -> Iterator[None]:
+        """Publish the duration of the block as a time for which saves block the training.
+
+        Args:
+            call: The call whose waits are in the block, for messages.
+            patience_secs: How much longer they last after a signal.
+        """
         self._asked_secs = self._clock.monotonic()
         if not self._session.is_closed:
             self._session.place.begin_blocked()
         try:
-            yield
+            with self._patience.of(call, patience_secs):
+                yield
         finally:
             # After an interrupted `close` the cells may be unmapped.
             if not self._session.is_closed:
@@ -675,6 +693,7 @@ class CheckpointManager:
         due = self._steps.due(step, place.control.cells, self._is_stopping_alone(), force)
         if not due.is_any:
             return False
+        self._signals.is_announced |= due.is_preemption
         waiting = self._progress.outstanding()
         if due.may_wait and self._saver.should_wait(is_saving=waiting > 0):
             self._steps.defer(due)
@@ -759,8 +778,9 @@ class CheckpointManager:
 
     def _on_stop_signal(self) -> None:
         # The memory is released where the manager was abandoned in the middle of its end. No agent
-        # reads it then, and an error would end the training loop.
-        with contextlib.suppress(ValueError):
+        # reads it then, and an error would end the training loop. Before the manager has joined the
+        # agent, the signal is kept until it has.
+        with contextlib.suppress(ValueError, AttributeError):
             self._session.place.control.cells[self._session.place.notice_cell] = 1
 
     def _start_user_policies(self) -> UserPolicyThread | None:

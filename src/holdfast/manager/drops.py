@@ -26,7 +26,7 @@ from dataclasses import dataclass, replace
 
 from holdfast.agent.protocol import SKIPPED
 from holdfast.errors import SaveFailedError
-from holdfast.format.names import Age, CheckpointId
+from holdfast.format.names import Age, AttemptId, CheckpointId
 
 DROPPED_SECS = 30.0
 """How long after a drop a newer checkpoint can replace it."""
@@ -164,6 +164,11 @@ class Drops:
         )
         after = f"the newest {level} step is {newest[1]}" if newest else f"no step was {level}"
         return f"since this manager was opened, as far as this rank was notified, {after}"
+
+    def newest_secured(self, attempt: AttemptId) -> int | None:
+        """Return the newest step that is secured in an attempt; None if there is none."""
+        newest = self._protected
+        return newest[1] if newest is not None and newest[0] == attempt else None
 
     def _is_replaced(self, age: Age, drop: _Drop) -> bool:
         secured = self._committed if drop.is_durable else self._protected

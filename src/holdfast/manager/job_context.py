@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from holdfast import waits
 from holdfast.adapt.contract import Processes
 from holdfast.agent.agent_directory import host_name
 from holdfast.agent.client import AgentClient, AgentGoneError
@@ -306,7 +307,7 @@ def _await_agent(config: AgentConfig, clock: Clock) -> AgentStatus:
             reason = str(error)
         finally:
             client.close()
-        clock.sleep(LEAVING_POLL_SECS)
+        waits.sleep(clock, LEAVING_POLL_SECS)
     raise AgentUnavailableError(
         f"join the agent of {config.run} on host {config.host}: none stayed within "
         f"{START_SECS:.0f} s ({reason}); see {RunLocation(config.run).agent_log(config.host)}"

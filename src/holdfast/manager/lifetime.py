@@ -21,7 +21,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from holdfast.errors import FencedError, HoldfastError, InvalidArgumentError
+from holdfast import waits
+from holdfast.errors import FencedError, HoldfastError, InvalidArgumentError, WaitInterruptedError
 from holdfast.manager.agent_session import AgentSession
 from holdfast.manager.forks import release_inherited
 from holdfast.manager.job_context import JobContext
@@ -211,7 +212,11 @@ _open: weakref.WeakValueDictionary[str, Lifetime] = weakref.WeakValueDictionary(
 
 
 def _seal_all(progress: Progress) -> None:
-    progress.wait(lambda sealed, finished: sealed, EXIT_SECS)
+    try:
+        with waits.ended_by_signals("exit", lambda: "not all accepted saves are sealed"):
+            progress.wait(lambda sealed, finished: sealed, EXIT_SECS)
+    except WaitInterruptedError as error:
+        log.warning("%s", error)
 
 
 _forking = threading.local()

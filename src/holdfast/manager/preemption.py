@@ -5,6 +5,10 @@ does not take the default action, which would end the process before the last ch
 it call a framework's own notifier while the manager is open: the processes would then also agree on
 a last step, which no caller uses. See `holdfast.adapt.native_signals` and docs/decisions/0018.
 
+A signal that arrives while a call of the manager waits also ends that wait (`holdfast.waits`): the
+launcher wants the process to leave. A process of a job that was preempted already has its signal
+yet to come, and that one ends nothing. See docs/decisions/0041.
+
 A second signal of the same number has the effect that it has without Holdfast: the earlier action
 is restored and the signal is raised again. A signal within `REPEAT_SECS` of the first one counts as
 its repetition: launchers signal both a process and its group, which delivers two.
@@ -16,10 +20,11 @@ import logging
 import os
 import signal
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from types import FrameType
 from typing import Any
 
+from holdfast import waits
 from holdfast.adapt.native_signals import NativeHandler, native_handler
 from holdfast.clock import Clock
 
@@ -30,7 +35,11 @@ log = logging.getLogger(__name__)
 
 
 class PreemptionSignals:
-    """Install handlers for `signals` that call `notify`. `close` restores the earlier handlers."""
+    """Handle `signals` by calling `notify`. `close` restores the earlier handlers.
+
+    The constructor replaces handlers of other code only, for the time until `install` is called:
+    the default action would end the process, and before the first step that loses nothing.
+    """
 
     def __init__(
         self, signals: Sequence[signal.Signals], notify: Callable[[], None], clock: Clock
@@ -40,6 +49,11 @@ class PreemptionSignals:
         self._earlier: dict[signal.Signals, Any] = {}
         self._first_at_secs: dict[signal.Signals, float] = {}
         self._is_closed = False
+        self._signals: tuple[signal.Signals, ...] = ()
+        self.has_arrived = False
+        """Whether a signal has arrived."""
+        self.is_announced = False
+        """Whether the job is preempted already: this process's first signal only repeats it."""
         if signals and threading.current_thread() is not threading.main_thread():
             log.warning(
                 "preemption signals (%s) are not handled: only the main thread can install "
@@ -47,7 +61,15 @@ class PreemptionSignals:
                 ", ".join(number.name for number in signals),
             )
             return
-        for number in signals:
+        self._signals = tuple(signals)
+        self._install(number for number in signals if _has_handler(number))
+
+    def install(self) -> None:
+        """Install the handlers of all signals."""
+        self._install(number for number in self._signals if number not in self._earlier)
+
+    def _install(self, numbers: Iterable[signal.Signals]) -> None:
+        for number in list(numbers):
             native = native_handler(number)
             earlier = signal.signal(number, self._handle)
             self._earlier[number] = native or earlier
@@ -69,9 +91,14 @@ class PreemptionSignals:
     def _handle(self, number: int, frame: FrameType | None) -> None:
         earlier = self._earlier.get(signal.Signals(number))
         if not self._is_closed:
+            is_first = number not in self._first_at_secs
             if self._is_second(signal.Signals(number)):
+                waits.arrived(signal.Signals(number), at_once=True)
                 self._pass_on(signal.Signals(number), frame)
                 return
+            if is_first and (self.has_arrived or not self.is_announced):
+                waits.arrived(signal.Signals(number))
+            self.has_arrived = True
             self._notify()
         elif earlier == signal.SIG_DFL and signal.getsignal(number) == self._handle:
             # A handler installed over ours has restored ours after `close`. Ours now takes the
@@ -100,6 +127,11 @@ class PreemptionSignals:
             # A handler installed over ours has called ours. Raising the signal again would call it
             # again, without end.
             earlier(number, frame)
+
+
+def _has_handler(number: signal.Signals) -> bool:
+    """Return whether a function, of Python or of C, handles the signal."""
+    return callable(signal.getsignal(number)) or native_handler(number) is not None
 
 
 def _put_back(number: signal.Signals, earlier: Any) -> None:

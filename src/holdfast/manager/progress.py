@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
+from holdfast import waits
 from holdfast.agent.protocol import SKIPPED, WATCHED_MAX, Notice, Sealed
 from holdfast.clock import Clock
 from holdfast.conditions import Condition
@@ -28,7 +29,7 @@ from holdfast.errors import (
     StorageError,
     WaitTimeoutError,
 )
-from holdfast.format.names import CheckpointId
+from holdfast.format.names import AttemptId, CheckpointId
 from holdfast.manager.drops import Drops
 
 SEALED_MAX = 256
@@ -45,6 +46,7 @@ STOPPED_BY: dict[str, type[HoldfastError]] = {"fenced": FencedError, "lost": Sto
 """The errors of the notices that end all saving: another attempt, or a removed directory."""
 
 STEPS_SHOWN_MAX = 10
+WATCH_SECS = 1.0
 LOG_SECS = 10.0
 """How often a wait logs what it waits for."""
 
@@ -395,7 +397,7 @@ class Progress:
                 self._has_failed = bool(self._failures)
                 raise error
 
-    def _raise_at_end(self, timeout_secs: float) -> None:
+    def _raise_at_end(self, timeout_secs: float, watch: Callable[[], None]) -> None:
         """Raise the oldest failure; a drop that is not replaced by now is one.
 
         The call first waits until all hosts have confirmed the checkpoints in RAM alone. If none is
@@ -405,7 +407,7 @@ class Progress:
         Raises:
             SaveFailedError: Background saves failed.
         """
-        for checkpoint in self._await_confirmations(timeout_secs):
+        for checkpoint in self._await_confirmations(timeout_secs, watch):
             reason = f"other hosts did not confirm it within {CONFIRM_SECS:.0f} s"
             self.drop(checkpoint, reason)
         with self._changed:
@@ -414,18 +416,27 @@ class Progress:
                 self._failures.append(dropped)
         self.raise_failure()
 
-    def _await_confirmations(self, timeout_secs: float) -> list[CheckpointId]:
+    def _await_confirmations(
+        self, timeout_secs: float, watch: Callable[[], None]
+    ) -> list[CheckpointId]:
         """Return the checkpoints in RAM alone that nothing was reported of for `CONFIRM_SECS`."""
         until_secs = self._clock.monotonic() + timeout_secs
-        with self._changed:
-            while self._sealed:
-                secs = min(CONFIRM_SECS, until_secs - self._clock.monotonic())
-                if not self._await_fewer(len(self._sealed), secs):
-                    return [] if secs < CONFIRM_SECS else list(self._sealed)
-        return []
+        left_count, late_at_secs = math.inf, math.inf
+        while True:
+            now_secs = self._clock.monotonic()
+            with self._changed:
+                if len(self._sealed) < left_count:
+                    left_count, late_at_secs = len(self._sealed), now_secs + CONFIRM_SECS
+                if not self._sealed or now_secs >= until_secs:
+                    return []
+                if now_secs >= late_at_secs:
+                    return list(self._sealed)
+                secs = min(WATCH_SECS, until_secs - now_secs, late_at_secs - now_secs)
+                self._await_fewer(len(self._sealed), secs)
+            watch()
 
-    def _await_fewer(self, count: int, secs: float) -> bool:
-        return self._changed.wait_for(lambda: len(self._sealed) < count, secs)
+    def _await_fewer(self, count: int, secs: float) -> None:
+        waits.wait_for(self._changed, lambda: len(self._sealed) < count, secs)
 
     def newest_text(self) -> str:
         """Return, as text for users, the newest checkpoint that this rank knows to be safe."""
@@ -482,22 +493,43 @@ class Progress:
         with self._changed:
             return [save.sealed for save in self._saves.values() if save.sealed is not None]
 
-    def wait_finished(self, timeout_secs: float | None) -> bool:
+    def unfinished_steps(self) -> list[int]:
+        """Return the steps of all saves that have not ended, also of those for RAM alone."""
+        with self._changed:
+            return sorted({checkpoint.step for checkpoint in (*self._saves, *self._sealed)})
+
+    def newest_safe(self, attempt: AttemptId) -> int | None:
+        """Return the newest step that is secured in an attempt; None if there is none."""
+        with self._changed:
+            return self._drops.newest_secured(attempt)
+
+    def wait_finished(
+        self, timeout_secs: float | None, watch: Callable[[], None] = lambda: None
+    ) -> bool:
         """Wait until all saves have ended, logging those in progress.
+
+        Args:
+            timeout_secs: The longest wait; None: no limit.
+            watch: Called every `WATCH_SECS`; an error that it raises ends the wait.
 
         Returns:
             Whether all have ended; False if the timeout has passed.
         """
-        waited_secs = 0.0
-        while timeout_secs is None or waited_secs < timeout_secs:
-            secs = LOG_SECS if timeout_secs is None else min(LOG_SECS, timeout_secs - waited_secs)
+        began_secs = self._clock.monotonic()
+        until_secs = math.inf if timeout_secs is None else began_secs + timeout_secs
+        log_at_secs = began_secs + LOG_SECS
+        while True:
+            now_secs = self._clock.monotonic()
+            secs = max(0.0, min(WATCH_SECS, until_secs - now_secs))
             if self.wait(lambda sealed, finished: finished, secs):
                 return True
-            waited_secs += secs
-            if secs == LOG_SECS:
-                shown = sorted(self.steps())[:STEPS_SHOWN_MAX]
+            if now_secs >= until_secs:
+                return False
+            watch()
+            if now_secs >= log_at_secs:
+                log_at_secs += LOG_SECS
+                shown, waited_secs = sorted(self.steps())[:STEPS_SHOWN_MAX], now_secs - began_secs
                 log.info("waiting for steps %s to be durable: %.0f s so far", shown, waited_secs)
-        return self.wait(lambda sealed, finished: finished, 0)
 
     def wait(self, is_over: Callable[[bool, bool], bool], timeout_secs: float | None) -> bool:
         """Wait until `is_over(all_sealed, all_ended)` returns True.
@@ -511,17 +543,23 @@ class Progress:
             return is_over(not unsealed, not self._saves)
 
         with self._changed:
-            return self._changed.wait_for(has_ended, timeout_secs)
+            return waits.wait_for(self._changed, has_ended, timeout_secs)
 
-    def wait_until_finished(self, timeout_secs: float | None) -> None:
+    def wait_until_finished(
+        self, timeout_secs: float | None, watch: Callable[[], None] = lambda: None
+    ) -> None:
         """Wait until all saves have ended, then up to `PRESERVED_SECS` for preservation.
+
+        Args:
+            timeout_secs: The longest wait; None: no limit.
+            watch: As for `wait_finished`.
 
         Raises:
             SaveFailedError: A save failed.
             WaitTimeoutError: The timeout has passed; saving continues.
         """
         started_secs = self._clock.monotonic()
-        if not self.wait_finished(timeout_secs):
+        if not self.wait_finished(timeout_secs, watch):
             steps = sorted(self.steps())
             raise WaitTimeoutError(
                 f"wait until finished: steps {steps[:10]} are not durable after {timeout_secs} s; "
@@ -534,8 +572,9 @@ class Progress:
 
         with self._changed:
             # The result does not matter: the saves are durable in any case.
-            self._changed.wait_for(lambda: not self._unpreserved, min(PRESERVED_SECS, left_secs()))
-        self._raise_at_end(left_secs())
+            secs = min(PRESERVED_SECS, left_secs())
+            waits.wait_for(self._changed, lambda: not self._unpreserved, secs)
+        self._raise_at_end(left_secs(), watch)
 
 
 def _together(failed: list[SaveFailedError]) -> SaveFailedError:

@@ -6,6 +6,10 @@ thread of its own: a service that does not answer must not hold a caller beyond 
 
 from __future__ import annotations
 
+import math
+
+from holdfast import waits
+from holdfast.agent import protocol
 from holdfast.agent.daemon_threads import begin_call
 from holdfast.clock import Clock
 from holdfast.engine.lifecycle.attempts import read_attempts
@@ -13,6 +17,8 @@ from holdfast.engine.lifecycle.commit import is_committed
 from holdfast.engine.lifecycle.newest import newest_committed
 from holdfast.errors import CheckpointDamagedError, StorageError, WaitTimeoutError
 from holdfast.format.names import CheckpointId
+from holdfast.job.opening import OpenRun
+from holdfast.manager.agent_session import AgentSession
 from holdfast.store.durable import DurableStore
 
 LOOK_SECS_MIN = 1.0
@@ -30,6 +36,21 @@ def newest_of_timeline(durable: DurableStore) -> CheckpointId | None:
     return newest_committed(durable, read_attempts(durable))
 
 
+def wait_for_newest(
+    session: AgentSession, run: OpenRun, timeout_secs: float | None, clock: Clock
+) -> None:
+    """Have the newest durable checkpoint copied to the remote tier, and wait for that.
+
+    Raises:
+        WaitTimeoutError: the timeout has passed; the agents go on.
+        CheckpointDamagedError, StorageError: the durable tier cannot be read.
+    """
+    newest = newest_of_timeline(run.durable)
+    if newest is not None and run.remote is not None:
+        session.call("upload", protocol.Empty(), protocol.Empty)
+        wait_for_upload(run.remote, newest, timeout_secs, clock)
+
+
 def wait_for_upload(
     remote: DurableStore, wanted: CheckpointId, timeout_secs: float | None, clock: Clock
 ) -> None:
@@ -41,11 +62,11 @@ def wait_for_upload(
     until_secs = clock.monotonic() + timeout_secs if timeout_secs is not None else None
     problem, pause_secs = "it is being copied, or waits for that", POLL_SECS_MIN
     while True:
-        look_secs = None
+        look_secs = math.inf
         if until_secs is not None:
             look_secs = max(until_secs - clock.monotonic(), LOOK_SECS_MIN)
         try:
-            if begin_call(lambda: _is_there(remote, wanted)).result(look_secs):
+            if waits.result(begin_call(lambda: _is_there(remote, wanted)), look_secs):
                 return
         except (CheckpointDamagedError, StorageError) as error:
             problem = str(error)
@@ -58,7 +79,7 @@ def wait_for_upload(
                 f"is not there after {round(timeout_secs or 0, 1):g} s ({problem}); the agents go "
                 "on, see `holdfast status`"
             )
-        clock.sleep(min(pause_secs, left_secs))
+        waits.sleep(clock, min(pause_secs, left_secs))
         pause_secs = min(1.5 * pause_secs, POLL_SECS_MAX)
 
 

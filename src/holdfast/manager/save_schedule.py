@@ -7,6 +7,7 @@ import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from holdfast import waits
 from holdfast.agent.control_block import (
     NEVER,
     PREEMPTION_CONFIRMED,
@@ -198,7 +199,7 @@ class SaveSchedule:
                     CONFIRM_SECS,
                 )
                 return
-            clock.sleep(CONFIRM_POLL_SECS)
+            waits.sleep(clock, CONFIRM_POLL_SECS)
 
     def is_left_alone(self, cells: Sequence[int], now_secs: float) -> bool:
         """Return whether the hosts have agreed on no step since this rank received a notice.

@@ -26,6 +26,7 @@ from typing import TypeVar
 
 import msgspec
 
+from holdfast import waits
 from holdfast.adapt.contract import Hold, Pinning, Snapshot
 from holdfast.agent import protocol
 from holdfast.clock import Clock
@@ -41,6 +42,7 @@ from holdfast.errors import (
     HoldfastError,
     ObjectNotFoundError,
     StorageError,
+    WaitInterruptedError,
 )
 from holdfast.events.schema import RamUnavailable
 from holdfast.format.names import CheckpointId
@@ -280,7 +282,7 @@ class Saver:
 
     def _submit(self, request: SaveRequest) -> None:
         with self._changed:
-            if not self._changed.wait_for(self._has_place, WARN_SECS):
+            if not waits.wait_for(self._changed, self._has_place, WARN_SECS):
                 asked = "an answer of the host's agent" if self._asked_at else "an earlier save"
                 log.warning(
                     "save step %d: the training has waited for %.0f s, and goes on waiting, for "
@@ -289,7 +291,7 @@ class Saver:
                     WARN_SECS,
                     self._at_storage or asked,
                 )
-                self._changed.wait_for(self._has_place)
+                waits.wait_for(self._changed, self._has_place, None)
             request.is_handed_over, self._waiting = True, request
             self._changed.notify_all()
 
@@ -299,11 +301,12 @@ class Saver:
     def has_room(self) -> bool:
         """Return whether one more save can be submitted without waiting for storage.
 
-        The call waits while an earlier save is copied into RAM, which is short and bounded.
+        The call waits while an earlier save is copied into RAM, which is short and bounded, and
+        until a signal arrives: the save that is then skipped is followed by that of the preemption.
         """
         with self._changed:
-            while self._waiting is not None and not self._is_held_up():
-                self._changed.wait(PATIENCE_SECS)
+            while self._waiting is not None and not self._is_held_up() and not waits.has_signal():
+                self._changed.wait(waits.slice_secs(PATIENCE_SECS))
             return self._waiting is None
 
     def _is_held_up(self) -> bool:
@@ -315,18 +318,23 @@ class Saver:
         """End the thread after the saves it has, and release the slots.
 
         If the thread has not ended after `timeout_secs`, because storage hangs, it is abandoned
-        with a warning; it ends with the process.
+        with a warning; it ends with the process. A signal shortens the wait.
         """
-        with self._changed:
+        began_secs = self._clock.monotonic()
+        with (
+            contextlib.suppress(WaitInterruptedError),
+            waits.ended_by_signals("close", lambda: "a save has not ended"),
+            self._changed,
+        ):
             self._is_closed = True
             self._changed.notify_all()
             # Not `Thread.join`: a Ctrl-C during it marks a running thread as ended.
-            self._changed.wait_for(lambda: self._has_ended, timeout_secs)
+            waits.wait_for(self._changed, lambda: self._has_ended, timeout_secs)
         if not self._has_ended:
             log.warning(
                 "a save did not end within %.0f s because storage hangs; it is abandoned, and the "
                 "process may exit",
-                timeout_secs,
+                self._clock.monotonic() - began_secs,
             )
         else:
             self._slots.close()

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from holdfast import waits
 from holdfast.engine.reading.exchange import Exchange, Role
 from holdfast.engine.reading.sources import CheckpointSources, PartSource
 from holdfast.engine.reading.spans import BlockRange, PartBlocks, Span, Wants, without
@@ -156,7 +157,7 @@ class Filling:
             try:
                 spans.run(pool, thread_count)
                 for job in jobs:
-                    job.result()
+                    waits.result(job)
             except (CheckpointDamagedError, StorageError) as error:
                 raise _with_skipped(error, tally.passed_over) from error
             finally:
@@ -569,7 +570,7 @@ class _SpanFilling:
             ]
             try:
                 for stream in streams:
-                    stream.result()
+                    waits.result(stream)
             finally:
                 # After an interruption no thread begins another span.
                 self._stop()

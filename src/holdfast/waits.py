@@ -1,0 +1,166 @@
+"""Let a signal end the waits of a call, which otherwise last until their condition or timeout.
+
+A call that may wait enters `ended_by_signals`. The program's signal handler reports a signal with
+`arrived`, and the loops of all waits in the call, at any depth, call `check`, which raises once the
+call's patience has passed. The handler itself raises nothing, since that could leave a call between
+any two of its operations.
+
+Invariants:
+- A signal ends the waits of a call only if the call was under way when it arrived.
+- Of nested calls on one thread the outermost counts.
+- On a thread without such a call nothing here has an effect.
+
+Assumes that no wait on such a thread lasts much longer than `POLL_SECS` without `check`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, wait
+from dataclasses import dataclass
+from typing import TypeVar
+
+from holdfast.clock import Clock, SystemClock
+from holdfast.conditions import Condition
+from holdfast.errors import WaitInterruptedError
+
+PATIENCE_SECS = 1.0
+"""How much longer the waits of most calls last after a signal, for what is about to end."""
+POLL_SECS = 0.25
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class _Call:
+    name: str
+    state: Callable[[], str]
+    patience_secs: float
+    by: signal.Signals | None = None
+    ends_at_secs: float = math.inf
+
+
+_calls: dict[int, _Call] = {}
+"""The outermost call of each thread. Written by that thread; `arrived` changes the calls in it."""
+
+
+def arrived(number: signal.Signals, *, at_once: bool = False) -> None:
+    """End the waits of all calls that are under way; called by a signal handler.
+
+    Args:
+        number: The signal.
+        at_once: Without the calls' patience, because it is not the first signal.
+    """
+    now_secs = SystemClock.monotonic()
+    for call in list(_calls.values()):
+        call.by = call.by or number
+        patience_secs = 0.0 if at_once else call.patience_secs
+        call.ends_at_secs = min(call.ends_at_secs, now_secs + patience_secs)
+
+
+@contextlib.contextmanager
+def ended_by_signals(
+    name: str, state: Callable[[], str], patience_secs: float = PATIENCE_SECS
+) -> Iterator[None]:
+    """Let signals end the waits in the block, unless it is inside of another such block.
+
+    Args:
+        name: The call, for messages.
+        state: Returns what has not ended, and what that means, for messages.
+        patience_secs: How much longer the waits last after a signal.
+    """
+    thread = threading.get_ident()
+    if thread in _calls:
+        yield
+        return
+    try:
+        _calls[thread] = _Call(name, state, patience_secs)
+        yield
+    finally:
+        _calls.pop(thread, None)
+
+
+def has_signal() -> bool:
+    """Return whether a signal has arrived during the call that is under way on this thread."""
+    call = _calls.get(threading.get_ident())
+    return call is not None and call.by is not None
+
+
+def is_ended() -> bool:
+    """Return whether `check` would raise."""
+    call = _calls.get(threading.get_ident())
+    return call is not None and SystemClock.monotonic() >= call.ends_at_secs
+
+
+def check() -> None:
+    """End the waits of this thread's call if a signal has arrived and its patience has passed.
+
+    Raises:
+        WaitInterruptedError: It has.
+    """
+    if is_ended():
+        call = _calls[threading.get_ident()]
+        assert call.by is not None
+        raise WaitInterruptedError(f"{call.name}: ended by {call.by.name}: {call.state()}")
+
+
+def slice_secs(secs: float) -> float:
+    """Return how long to wait until the next `check`, of a wait of `secs` seconds."""
+    return min(secs, POLL_SECS) if threading.get_ident() in _calls else secs
+
+
+def wait_for(changed: Condition, is_over: Callable[[], bool], secs: float | None) -> bool:
+    """Wait on a condition variable, whose lock is held; return whether `is_over` came true.
+
+    Args:
+        changed: The condition variable.
+        is_over: What to wait for.
+        secs: The timeout; None: none.
+
+    Raises:
+        WaitInterruptedError: As `check`.
+    """
+    until_secs = math.inf if secs is None else SystemClock.monotonic() + secs
+    while True:
+        left_secs = until_secs - SystemClock.monotonic()
+        part_secs = slice_secs(left_secs)
+        if changed.wait_for(is_over, None if part_secs == math.inf else part_secs):
+            return True
+        if part_secs >= left_secs:
+            return False
+        check()
+
+
+def result(future: Future[T], secs: float = math.inf) -> T:
+    """Return the result of a future, which is awaited for at most `secs`.
+
+    Raises:
+        TimeoutError: It has none yet.
+        WaitInterruptedError: As `check`.
+    """
+    until_secs = SystemClock.monotonic() + secs
+    while not future.done():
+        left_secs = until_secs - SystemClock.monotonic()
+        part_secs = slice_secs(left_secs)
+        done, _ = wait([future], None if part_secs == math.inf else max(part_secs, 0.0))
+        if not done and part_secs >= left_secs:
+            raise TimeoutError
+        check()
+    return future.result()
+
+
+def sleep(clock: Clock, secs: float) -> None:
+    """Sleep for `secs` seconds.
+
+    Raises:
+        WaitInterruptedError: As `check`.
+    """
+    while secs > 0:
+        check()
+        part_secs = slice_secs(secs)
+        clock.sleep(part_secs)
+        secs -= part_secs
