@@ -9,12 +9,14 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
+import msgspec
 import pytest
 
 from holdfast.agent.protocol import Judged, Notice
 from holdfast.clock import SystemClock
 from holdfast.errors import HoldfastError
 from holdfast.manager.user_policies import UserPolicies, UserPolicyThread
+from tests.attempts import checkpoint_id
 from tests.hosts import wait_until
 
 
@@ -107,13 +109,14 @@ def test_what_a_preservation_policy_raises_keeps_all_and_it_is_asked_again(
 ) -> None:
     rig = Rig()
     time = datetime(2026, 1, 1, tzinfo=UTC).isoformat()
-    data = [{"id": (step, 1), "time": time, "metrics": None} for step in (1, 2, 3)]
+    ids = tuple(checkpoint_id(step, 1) for step in (1, 2, 3))
+    data = [{"id": msgspec.to_builtins(id), "time": time, "metrics": None} for id in ids]
     with rig.thread(UserPolicies(durable=None, ram=None, preservation=Failing(error))) as thread:
         for count in (1, 2):
-            thread.on_notice(Notice(kind="judge", id=(3, 1), data=data))
+            thread.on_notice(Notice(kind="judge", id=ids[2], data=data))
             wait_until(lambda count=count: len(rig.session.calls) == count)
     assert type(error).__name__ in str(rig.errors[0])
     assert rig.session.calls == [
-        Judged(newest=(3, 1), keep=((1, 1), (2, 1), (3, 1))),
-        Judged(newest=(3, 1), keep=((1, 1), (3, 1))),
+        Judged(newest=ids[2], keep=ids),
+        Judged(newest=ids[2], keep=(ids[0], ids[2])),
     ]

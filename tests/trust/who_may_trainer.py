@@ -61,14 +61,14 @@ def begin(client: AgentClient, *, takeover: bool = False) -> protocol.Attached:
 
 def train(run: Path) -> dict:
     client = AgentClient(Path(start(run)["folder"]))
-    print(json.dumps({"attempt": begin(client).attempt}), flush=True)
+    print(json.dumps({"attempt": begin(client).attempt.number}), flush=True)
     signal.pause()
     raise AssertionError("a signal that is handled")
 
 
 def takeover(run: Path) -> dict:
     client = AgentClient(Path(start(run)["folder"]))
-    return {"attempt": begin(client, takeover=True).attempt}
+    return {"attempt": begin(client, takeover=True).attempt.number}
 
 
 def save(run: Path) -> dict:

@@ -199,7 +199,7 @@ def users() -> Iterator[Users]:
         (code / "tests" / "engine").mkdir()
         for name in (
             *("trust/in_process.py", "trust/who_may_trainer.py"),
-            *("engine/reusing.py", "engine/making.py"),
+            *("engine/reusing.py", "engine/making.py", "attempts.py"),
         ):
             shutil.copy(ROOT / "tests" / name, code / "tests" / name)
         python = _python()
