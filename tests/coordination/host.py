@@ -76,6 +76,8 @@ class Host:
     given_up: list[ef.GivenUp] = field(default_factory=list)
     outages: list[ef.Effect] = field(default_factory=list)
     awaited: list[ef.LeaseAwaited] = field(default_factory=list)
+    mirror_job: tuple[CheckpointId, int] | None = None
+    """The checkpoint and the round whose parts this host writes to the remote tier."""
 
     def __post_init__(self) -> None:
         self.known_as = self.known_as or self.name
@@ -98,7 +100,10 @@ class Host:
                 settings=world.settings,
             )
         )
+        self.mirror_job = None
         self.submit(self._found())
+        if world.remote is not None:
+            world.remote.follow(self)
         for trainer in list(self.trainers.values()):
             trainer.agent_returned()
         for checkpoint in sorted(self.deleting):
@@ -149,6 +154,8 @@ class Host:
 
     def _remove(self, checkpoint: CheckpointId) -> None:
         self.world.storage.remove(checkpoint)
+        if self.world.remote is not None:
+            self.world.remote.remove(checkpoint)
         self.ram.pop(checkpoint, None)
 
     def crash(self) -> None:
@@ -287,6 +294,16 @@ class Host:
                 self._claim(f"commit {effect.id.attempt} {self.agent.attempt}")
                 world.oracle.commit_wanted(self, effect)
                 world.at(world.storage_secs(), self._check_fence, self.life, effect)
+            case ef.MirrorParts():
+                assert world.remote is not None
+                world.remote.write_parts(self, effect)
+            case ef.MirrorCommit():
+                assert world.remote is not None
+                self._claim("copy commit")
+                world.remote.commit(self, effect)
+            case ef.MirrorEnded():
+                assert world.remote is not None
+                world.remote.copy_ended(effect)
             case ef.Pull():
                 world.at(0.01 + rng.random() * 0.2, self._pull, self.life, effect)
             case ef.Drop():
@@ -421,8 +438,10 @@ class Host:
         world = self.world
         if world.rng.random() < world.storage_failures:
             self.submit(fa.ListingFailed("no answer"))
+        elif world.remote is not None and world.remote.is_silent and not since_step:
+            self.submit(fa.ListingFailed("the remote tier does not answer"))
         else:
-            listed = world.storage.listing(since_step)
+            listed = world.listing(since_step)
             newest = listed.newest_attempt
             self.submit(
                 replace(
@@ -460,7 +479,9 @@ class Host:
         world = self.world
         if life != self.life:
             return
-        if world.rng.random() < world.storage_failures:
+        if world.remote is not None and (world.remote.is_silent or world.remote.does_fail()):
+            self.submit(fa.BeginFailed(effect, "the remote tier does not answer"))
+        elif world.rng.random() < world.storage_failures:
             if world.rng.random() < 0.5:
                 self._put_attempt(effect)
             self.submit(fa.BeginFailed(effect, "no answer"))
@@ -470,10 +491,12 @@ class Host:
             self.submit(fa.AttemptTaken(effect))
 
     def _put_attempt(self, effect: ef.BeginAttempt) -> bool:
-        oracle = self.world.oracle
-        oracle.beginning(self, effect)
+        oracle, remote = self.world.oracle, self.world.remote
         self.noted.add(effect.attempt)
         self.world.storage.write_lease(effect.attempt, self.known_as, "begun", self.world.now)
+        if remote is not None and not remote.begin(self, effect):
+            return False
+        oracle.beginning(self, effect)
         is_put = self.world.storage.begin(effect.attempt, self.known_as, effect.origin)
         if is_put:
             oracle.begun(self, effect)

@@ -219,12 +219,47 @@ class Oracle:
     def committed(self, effect: ef.Commit) -> None:
         self.commits += 1
         self.count("commits")
+        if self.world.remote is not None:
+            self.world.remote.committed_once.add(effect.id)
         truth = self.truths.get(effect.id)
         if truth is not None:
             truth.was_complete = truth.was_protected = True
             truth.protected_at = (
                 self.world.now if truth.protected_at is None else truth.protected_at
             )
+
+    # I12: the remote tier.
+
+    def copy_commit_wanted(self, host: Host, effect: ef.MirrorCommit) -> None:
+        remote, checkpoint = self.world.remote, effect.id
+        assert remote is not None
+        if self.is_deleted(checkpoint):
+            return
+        missing = set(range(effect.part_count)) - remote.storage.parts.get(checkpoint, {}).keys()
+        if missing:
+            self.fail("I12", f"{host.name} commits a copy of {checkpoint} without {missing}")
+        if host.agent is not None and host.agent.attempt > checkpoint.attempt:
+            leader = host.agent.roles.leader
+            if leader is None or not leader.table.on_timeline(checkpoint):
+                self.fail("I2", f"{host.name} knows a newer attempt and copies {checkpoint}")
+
+    def copied(self, checkpoint: CheckpointId) -> None:
+        remote = self.world.remote
+        assert remote is not None
+        self.count("copies")
+        for rank, token in remote.storage.parts[checkpoint].items():
+            if token != (checkpoint, rank):
+                self.fail("I12", f"the copy of {checkpoint} has a part of {token}")
+        if checkpoint not in remote.committed_once:
+            self.fail("I12", f"{checkpoint} is in the remote tier and never was committed")
+
+    def copy_ended(self, effect: ef.MirrorEnded) -> None:
+        remote = self.world.remote
+        assert remote is not None
+        self.count("copies failed" if effect.reason else "copies reported")
+        is_there = effect.id in remote.storage.manifests or self.is_deleted(effect.id)
+        if not effect.reason and not is_there:
+            self.fail("I12", f"{effect.id} is reported as copied, and is not there")
 
     # I3: drops.
 

@@ -17,6 +17,7 @@ from holdfast.coordination.follower import Follower
 from holdfast.coordination.host_view import HostView
 from holdfast.coordination.leader import Leader
 from holdfast.coordination.messages import TargetKind
+from holdfast.coordination.mirror import Mirror
 from holdfast.coordination.target_cells import TargetCells
 from holdfast.coordination.turn import Channel
 from holdfast.format.names import AttemptId
@@ -228,6 +229,45 @@ def forget_what_failed(patch: Patch) -> None:
     patch(Durability, "commit_failed", failed)
 
 
+def commit_a_copy_without_the_last_part(patch: Patch) -> None:
+    done = Mirror.done.fget
+    assert done is not None
+
+    def hopeful(self: Mirror) -> Any:
+        found = done(self)
+        count = self.target.part_count if self.target is not None else 0
+        return frozenset(range(count)) if len(found) >= max(1, count - 1) else found
+
+    patch(Mirror, "done", property(hopeful))
+
+
+def leave_parts_to_hosts_that_fail(patch: Patch) -> None:
+    patch(Mirror, "_take_over", lambda self, host: None)
+
+
+def try_a_copy_once(patch: Patch) -> None:
+    failed = Mirror._failed
+
+    def final(self: Mirror, turn: Any, reason: str) -> None:
+        failed(self, turn, reason)
+        self._try_at_secs = float("inf")
+
+    patch(Mirror, "_failed", final)
+
+
+def believe_copies_of_other_rounds(patch: Patch) -> None:
+    take_report = Mirror.take_report
+
+    def gullible(self: Mirror, turn: Any, host: str, mirrored: Any) -> None:
+        if mirrored is not None and self.target is not None:
+            share = (self._shares or {}).get(host)
+            if share is not None:
+                share.done |= share.ranks
+        take_report(self, turn, host, mirrored)
+
+    patch(Mirror, "take_report", gullible)
+
+
 BREACHES: dict[str, Breach] = {
     breach.__name__: breach
     for breach in (
@@ -256,5 +296,15 @@ BREACHES: dict[str, Breach] = {
         join_without_a_record,
         stop_before_it_is_agreed,
         forget_what_failed,
+    )
+}
+
+BREACHES_OF_COPIES: dict[str, Breach] = {
+    breach.__name__: breach
+    for breach in (
+        commit_a_copy_without_the_last_part,
+        leave_parts_to_hosts_that_fail,
+        try_a_copy_once,
+        believe_copies_of_other_rounds,
     )
 }

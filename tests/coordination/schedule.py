@@ -5,12 +5,15 @@ liveness invariants have to hold within a bounded time: a wish leads to a commit
 all ranks at one step, everything becomes durable, queues are empty. Last, as many failure domains
 as may be lost are lost with all trainers, and the next start has to find the newest protected
 checkpoint; the report of one of the hosts left may reach it late.
+
+A remote tier fails in the first phase, is slow or silent, or is taken over. In the second one, the
+newest committed checkpoint has to get there, or is reported as missing if the tier is lost.
 """
 
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from holdfast.coordination import inputs as fa
 from holdfast.coordination.messages import TargetKind
@@ -54,13 +57,16 @@ def draw_shape(rng: random.Random, host_count: int | None = None) -> Shape:
 class Schedule:
     """One seed's schedule."""
 
-    def __init__(self, seed: int, host_count: int | None = None) -> None:
+    def __init__(
+        self, seed: int, host_count: int | None = None, *, has_remote: bool = False
+    ) -> None:
         self.rng = random.Random(f"schedule {seed}")
         # A generator of its own, so that the seeds of older faults keep their schedules.
         self.halts = random.Random(f"halts {seed}")
         # A generator of its own, so that a schedule's other faults stay as they are.
         self.start_rng = random.Random(f"starts {seed}")
-        shape = draw_shape(self.rng, host_count)
+        self.remote_rng = random.Random(f"remote faults {seed}")
+        shape = replace(draw_shape(self.rng, host_count), has_remote=has_remote)
         self.world = World(seed, shape, Settings(copies=shape.copies))
         self.world.network.is_on_wire = seed % 10 == 0
 
@@ -125,7 +131,51 @@ class Schedule:
         for deed in (self._pause, self._start_without_a_host):
             if self.start_rng.random() < 0.4:
                 world.at(2 + self.start_rng.random() * (STORM_SECS - 4), deed)
+        self._plan_remote_faults()
         world.run(STORM_SECS)
+
+    def _plan_remote_faults(self) -> None:
+        remote, rng = self.world.remote, self.remote_rng
+        if remote is None:
+            return
+        remote.failures = rng.choice([0, 0, 0.1, 0.5])
+        remote.slow_secs = rng.choice([0.1, 1.0, 5.0])
+        for deed, share in ((self._silence_remote, 0.5), (self._take_over_remotely, 0.3)):
+            if rng.random() < share:
+                self.world.at(rng.uniform(2.0, STORM_SECS), deed)
+
+    def _plan_last_remote_faults(self, leader: str) -> None:
+        """Let the remote tier be lost, or fail for a while, or for one host that does not lead."""
+        world, remote, rng = self.world, self.world.remote, self.remote_rng
+        assert remote is not None
+        remote.is_lost = rng.random() < 0.3
+        remote.failures = rng.choice([0, 0.9])
+        world.at(10.0, self._mend_remote)
+        others = [name for name in world.up_hosts() if name != leader]
+        if others and rng.random() < 0.5:
+            remote.cut_off.add(rng.choice(others))
+
+    def _mend_remote(self) -> None:
+        assert self.world.remote is not None
+        self.world.remote.failures = 0.0
+
+    def _silence_remote(self) -> None:
+        """Let the remote tier answer nothing for a while."""
+        remote = self.world.remote
+        assert remote is not None
+        self.world.oracle.count("remote silences")
+        remote.is_silent = True
+        self.world.at(self.remote_rng.choice([1.0, 5.0, 20.0]), self._hear_remote)
+
+    def _hear_remote(self) -> None:
+        assert self.world.remote is not None
+        self.world.remote.is_silent = False
+
+    def _take_over_remotely(self) -> None:
+        """Begin an attempt on a machine that has the remote tier alone."""
+        assert self.world.remote is not None
+        if self.world.storage.attempts:
+            self.world.remote.take_over()
 
     def _halt(self) -> None:
         """Stop one agent's process for a while."""
@@ -285,6 +335,9 @@ class Schedule:
         world.network.cut.clear()
         world.storage_failures = world.pull_failures = world.abandons = world.zombies = 0.0
         world.storage_slow_secs = 0.1
+        if world.remote is not None:
+            world.remote.failures, world.remote.slow_secs = 0.0, 0.1
+            world.remote.is_silent = False
         for host in world.hosts.values():
             if host.is_paused:
                 host.unpause()
@@ -331,6 +384,8 @@ class Schedule:
             oracle.fail("I6", f"no attempt runs {CALM_SECS} s after a delete")
         job = world.job
         world.restarts = False
+        if world.remote is not None:
+            self._plan_last_remote_faults(job.leader)
         if job.has_ram and not world.run(world.now + CALM_SECS, self._is_copied):
             oracle.fail("I6", "no checkpoint comes to stand in enough failure domains' RAM")
         if rng.random() < 0.5:
@@ -345,6 +400,29 @@ class Schedule:
             world.run(world.now + CALM_SECS, lambda: job.is_over)
         if not world.run(world.now + CALM_SECS, self._is_quiet):
             oracle.fail("I6", f"it does not come to rest: {self._restless()}")
+        if not world.run(world.now + CALM_SECS, lambda: not self._missing_copy()):
+            oracle.fail("I12", self._missing_copy())
+        if world.remote is not None:
+            world.remote.is_lost = False
+            world.remote.cut_off.clear()
+
+    def _missing_copy(self) -> str:
+        """Return what the remote tier lacks without a report; empty if nothing."""
+        world, remote = self.world, self.world.remote
+        if remote is None:
+            return ""
+        newest = max(filter(world.storage.on_timeline, world.storage.manifests), default=None)
+        if newest is None or newest in remote.storage.manifests:
+            return "" if remote.is_lost or not self._is_mirroring() else "copies are under way"
+        if remote.is_lost and remote.ended.get(newest):
+            return ""
+        return f"{newest} is neither in the remote tier nor reported as missing there"
+
+    def _is_mirroring(self) -> bool:
+        job = self.world.job
+        assert job is not None
+        agents = [trainer.host.agent for trainer in job.trainers]
+        return any(agent is not None and agent.is_mirroring for agent in agents)
 
     def _is_running(self) -> bool:
         job = self.world.job

@@ -1,6 +1,7 @@
 """The protocol against the invariants of docs/protocol.md, on seeded schedules.
 
-`HOLDFAST_SCHEDULE=4711 pytest tests/coordination -k one_schedule` runs one seed alone.
+`HOLDFAST_SCHEDULE=4711 pytest tests/coordination -k one_schedule` runs one seed alone, without a
+remote tier and with one.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from multiprocessing import get_context
 
 import pytest
@@ -15,12 +17,13 @@ import pytest
 from holdfast.coordination.messages import TargetKind
 from holdfast.coordination.settings import Settings, heartbeat_for
 from tests.coordination.oracle import BrokenPromiseError
-from tests.coordination.rules import BREACHES
+from tests.coordination.rules import BREACHES, BREACHES_OF_COPIES
 from tests.coordination.schedule import Schedule
 from tests.coordination.world import Shape, World
 from tests.trust.figures import tell
 
 FAST_SEEDS = 60
+FAST_SEEDS_WITH_REMOTE = 30
 SOAK_SEEDS = 10_000
 CHUNK = 30
 SEEN_BROKEN = [6192]
@@ -47,9 +50,9 @@ SEEN_AT = {
 }
 
 
-def run_seed(seed: int) -> tuple[int, str, dict[str, int]]:
+def run_seed(seed: int, *, has_remote: bool = False) -> tuple[int, str, dict[str, int]]:
     """Return the seed, the broken invariant (empty: none), and the counts of events."""
-    schedule = Schedule(seed)
+    schedule = Schedule(seed, has_remote=has_remote)
     try:
         outcome = schedule.run()
     except (BrokenPromiseError, AssertionError) as error:
@@ -75,6 +78,13 @@ def test_no_schedule_breaks_a_promise(first: int) -> None:
         assert not error, replay(seed, error)
 
 
+@pytest.mark.parametrize("first", range(0, FAST_SEEDS_WITH_REMOTE, CHUNK))
+def test_no_schedule_with_a_remote_tier_breaks_a_promise(first: int) -> None:
+    for seed in range(first, first + CHUNK):
+        _, error, _ = run_seed(seed, has_remote=True)
+        assert not error, replay(seed, error)
+
+
 @pytest.mark.parametrize("seed", SEEN_BROKEN)
 def test_a_schedule_that_broke_a_promise_breaks_none_now(seed: int) -> None:
     _, error, _ = run_seed(seed)
@@ -83,8 +93,9 @@ def test_a_schedule_that_broke_a_promise_breaks_none_now(seed: int) -> None:
 
 def test_one_schedule_breaks_no_promise() -> None:
     seed = int(os.environ.get("HOLDFAST_SCHEDULE", "7"))
-    _, error, _ = run_seed(seed)
-    assert not error, replay(seed, error)
+    for has_remote in (False, True):
+        _, error, _ = run_seed(seed, has_remote=has_remote)
+        assert not error, replay(seed, error)
 
 
 @pytest.mark.parametrize("rule", SEEN_AT)
@@ -94,19 +105,30 @@ def test_the_simulator_notices_a_broken_rule(rule: str, monkeypatch: pytest.Monk
     assert any(run_seed(seed)[1] for seed in seeds), f"{rule} is broken, and no promise was"
 
 
+@pytest.mark.parametrize("rule", BREACHES_OF_COPIES)
+def test_the_simulator_notices_a_broken_rule_of_copies(
+    rule: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    BREACHES_OF_COPIES[rule](monkeypatch.setattr)
+    error = next(filter(None, (run_seed(seed, has_remote=True)[1] for seed in range(10))), "")
+    assert error, f"{rule} is broken, and no promise was"
+
+
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
-def test_ten_thousand_schedules_break_no_promise() -> None:
+@pytest.mark.parametrize("has_remote", [False, True])
+def test_ten_thousand_schedules_break_no_promise(has_remote: bool) -> None:
     total: Counter[str] = Counter()
     broken = []
+    run = partial(run_seed, has_remote=has_remote)
     with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
-        for seed, error, counts in pool.map(run_seed, range(SOAK_SEEDS), chunksize=50):
+        for seed, error, counts in pool.map(run, range(SOAK_SEEDS), chunksize=50):
             total.update(counts)
             if error:
                 broken.append(replay(seed, error))
                 print(broken[-1])
     tell(
-        "agreement",
+        "agreement, two tiers" if has_remote else "agreement",
         "10,000 schedules of 2 to 16 hosts, 0 promises broken",
         f"{SOAK_SEEDS:,} schedules, {len(broken)} broken ({listed(total)})",
     )

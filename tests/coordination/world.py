@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from holdfast.coordination import effects as ef
 from holdfast.coordination import inputs as fa
@@ -15,6 +15,7 @@ from tests.coordination.host import Host
 from tests.coordination.jobs import Job
 from tests.coordination.network import Network
 from tests.coordination.oracle import Oracle
+from tests.coordination.remote import Remote
 from tests.coordination.storage import Storage
 from tests.coordination.trainer import Trainer
 
@@ -32,6 +33,7 @@ class Shape:
     every: int
     copies: int
     has_ram: bool = True
+    has_remote: bool = False
     interval_secs: float = 1.0
     kind: TargetKind = TargetKind.DURABLE
     pace_secs: float = 0.1
@@ -65,6 +67,9 @@ class World:
         self.rng = random.Random(self.seed)
         self.fill_secs_max = self.shape.fill_secs_max
         self.storage = Storage()
+        self.remote = (
+            Remote(self, random.Random(f"remote {self.seed}")) if self.shape.has_remote else None
+        )
         self.oracle = Oracle(self)
         self.network = Network(self.rng, self.at, self._deliver)
         self._heap: list[tuple[float, int, Callable[..., None], tuple[object, ...]]] = []
@@ -107,8 +112,28 @@ class World:
     def storage_secs(self) -> float:
         return self.rng.random() * self.storage_slow_secs
 
+    def listing(self, since_step: int) -> fa.DurableListed:
+        """List the durable tier; a newer attempt of the remote tier decides the timeline."""
+        listed = self.storage.listing(since_step)
+        remote = self.remote
+        if remote is None:
+            return listed
+        there = remote.storage.listing(since_step)
+        committed = listed.committed | there.committed
+        if there.newest_attempt.number <= listed.newest_attempt.number:
+            return replace(listed, committed=committed)
+        return replace(
+            self.storage.listing(0),
+            newest_attempt=there.newest_attempt,
+            leader=there.leader,
+            limits=there.limits,
+            committed=committed,
+        )
+
     def _deliver(self, sender: str, to: str, message: AnyMessage) -> None:
-        self.hosts[to].receive(sender, message)
+        # A machine that shares the remote tier alone is not reached.
+        if to in self.hosts:
+            self.hosts[to].receive(sender, message)
 
     # Jobs.
 

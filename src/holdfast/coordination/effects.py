@@ -71,6 +71,46 @@ class Commit:
 
 
 @dataclass(frozen=True, slots=True)
+class MirrorParts:
+    """Write parts to the remote tier: for each `MirrorPartWritten`, or once `MirrorPartsFailed`.
+
+    Further parts of the same checkpoint and round add to those under way. Any other checkpoint or
+    round replaces them; without ranks, it only ends them.
+    """
+
+    id: CheckpointId
+    round: int
+    ranks: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class MirrorCommit:
+    """Write the manifest in the remote tier, unless a newer attempt there forbids it.
+
+    `MirrorCommitWritten`, `MirrorCommitFailed`.
+    """
+
+    id: CheckpointId
+    part_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class MirrorEnded:
+    """Report that a checkpoint is in the remote tier, or that a try to copy it has failed.
+
+    Attributes:
+        host_count: how many hosts wrote parts of it.
+        written_bytes: the size of the images that they wrote.
+        reason: why it failed; empty if it is there.
+    """
+
+    id: CheckpointId
+    host_count: int = 0
+    written_bytes: int = 0
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Drop:
     """Release this host's RAM of the checkpoint for reuse."""
 
@@ -273,6 +313,9 @@ Effect = (
     | Persist
     | Pull
     | Commit
+    | MirrorParts
+    | MirrorCommit
+    | MirrorEnded
     | Drop
     | ReportOutcome
     | DeleteConfirmed

@@ -47,6 +47,7 @@ from holdfast.coordination.messages import (
     Report,
     TargetKind,
 )
+from holdfast.coordination.mirror_parts import MirrorShare
 from holdfast.coordination.rank_group import RankGroup, found_group, joined_group
 from holdfast.coordination.rank_runs import ranks_in, runs_of
 from holdfast.coordination.restart_point import limits_after
@@ -68,6 +69,7 @@ class Follower:
         group: the trainers here that belong to the attempt; None if there are none.
         election: the leader that this host follows.
         inventory: the checkpoints of which this host holds parts.
+        mirror: what this host writes to the remote tier.
         cells: the target cells.
     """
 
@@ -81,6 +83,7 @@ class Follower:
         """The trainers here whose attempt has not begun, by their tokens, in order of arrival."""
         self.election = Election(identity.settings)
         self.inventory = HostInventory(identity.settings)
+        self.mirror = MirrorShare()
         self.cells = TargetCells()
         self._wishes: set[TargetKind] = set()
         self._branch: BranchWish | None = None
@@ -278,6 +281,7 @@ class Follower:
             if self.cells.is_confirmed(TargetKind.PREEMPTION):
                 self._wishes.discard(TargetKind.PREEMPTION)
         self.inventory.apply_command(turn, command)
+        self.mirror.apply_order(turn, command.mirror)
         for checkpoint in command.deleted_everywhere:
             if self._deleted.get(checkpoint) is False:
                 self._deleted[checkpoint] = True
@@ -420,6 +424,7 @@ class Follower:
 
     def _state(self, group: RankGroup | None, *, is_for_start: bool) -> HostState:
         held = self.inventory.states(with_status=is_for_start)
+        mirrored = self.mirror.state if not is_for_start else None
         ended_attempt = self.ended_attempt if is_for_start else NO_ATTEMPT
         if group is None:
             return HostState(
@@ -429,6 +434,7 @@ class Follower:
                 peers=self.election.successors,
                 deleted=tuple(self._deleted),
                 ended_attempt=ended_attempt,
+                mirrored=mirrored,
             )
         is_present = group is self.group
         sealed_ranks: dict[int, list[int]] = {}
@@ -453,6 +459,7 @@ class Follower:
             peers=() if is_present else self.election.successors,
             deleted=tuple(self._deleted),
             ended_attempt=ended_attempt,
+            mirrored=mirrored,
         )
 
     def _late_text(self, waiting: RankGroup) -> str:
@@ -498,6 +505,7 @@ class Follower:
         self.attempt = orders.attempt
         self.cells.clear_all(turn)
         self.inventory.release()
+        self.mirror.release(turn)
         self._wishes.clear()
         self._branch = None
         self._is_changed = True
@@ -518,6 +526,7 @@ class Follower:
         group, self.group = self.group, None
         self.cells.clear_all(turn)
         self.inventory.release()
+        self.mirror.release(turn)
         self._wishes.clear()
         self._branch = None
         if group is not None and group.ranks:

@@ -241,6 +241,60 @@ class CommitFailed:
     newer_attempt: AttemptId = NO_ATTEMPT
 
 
+@dataclass(frozen=True, slots=True)
+class MirrorTarget:
+    """A committed checkpoint that is to be copied to the remote tier."""
+
+    id: CheckpointId
+    part_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class MirrorWanted:
+    """The remote tier's policy wants a checkpoint copied; given to each leader anew."""
+
+    target: MirrorTarget
+
+
+@dataclass(frozen=True, slots=True)
+class MirrorPartWritten:
+    """A part is in the remote tier; `written_bytes` is the size of what was written for it."""
+
+    id: CheckpointId
+    round: int
+    rank: int
+    written_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class MirrorPartsFailed:
+    """Parts could not be written to the remote tier; those under way have ended.
+
+    `newer_attempt` is the attempt there that forbids it, or none.
+    """
+
+    id: CheckpointId
+    round: int
+    reason: str
+    newer_attempt: AttemptId = NO_ATTEMPT
+
+
+@dataclass(frozen=True, slots=True)
+class MirrorCommitWritten:
+    """The manifest is written in the remote tier."""
+
+    id: CheckpointId
+
+
+@dataclass(frozen=True, slots=True)
+class MirrorCommitFailed:
+    """The manifest may or may not be written in the remote tier; `newer_attempt` as above."""
+
+    id: CheckpointId
+    reason: str
+    newer_attempt: AttemptId = NO_ATTEMPT
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DurableListed:
     """The content of the durable tier.
@@ -385,6 +439,11 @@ Input = (
     | WriteFailed
     | CommitWritten
     | CommitFailed
+    | MirrorWanted
+    | MirrorPartWritten
+    | MirrorPartsFailed
+    | MirrorCommitWritten
+    | MirrorCommitFailed
     | DurableListed
     | ListingFailed
     | AttemptBegun

@@ -38,6 +38,7 @@ from holdfast.coordination.messages import (
     Report,
     WriteOrder,
 )
+from holdfast.coordination.mirror import Mirror
 from holdfast.coordination.protection_watch import ProtectionWatch
 from holdfast.coordination.rank_runs import ranks_in, runs_of
 from holdfast.coordination.replica_placement import Ring, successors_of
@@ -68,6 +69,8 @@ class Leader:
         self.targets = TargetAgreement()
         self.views = {host: HostView(host, is_lost=True) for host in leadership.successors}
         self._durability = Durability(identity.settings, self.table)
+        self.mirror = Mirror(identity.host)
+        """The copies to the remote tier; takes their outcomes."""
         self._protection = ProtectionWatch(identity.settings, self.table)
         self._successors = leadership.successors
         # A leader that has not begun the attempt itself may follow another agent or a silent
@@ -206,6 +209,7 @@ class Leader:
             self._take_state(
                 view, report.state, is_present=report.attempt == self.leadership.attempt
             )
+            self.mirror.take_report(turn, sender, report.state.mirrored)
         if is_new_version or turn.now_secs >= view.channel.due_at_secs(self._settings):
             view.is_reply_due = True
             self._dirty.add(sender)
@@ -229,6 +233,7 @@ class Leader:
         # A message of the host's previous agent must not remove its present one.
         if view is not None and view.incarnation == message.incarnation:
             self._forget(view)
+            self.mirror.host_lost(sender)
 
     def listed(self, turn: Turn, item: DurableListed) -> None:
         """Apply a listing of the durable tier."""
@@ -261,6 +266,7 @@ class Leader:
             self._have_hosts_changed = False
             self._durability.place_replicas(self._ring())
         self._durability.run_due(turn, is_whole=self.is_whole)
+        self.mirror.run_due(turn, self._ranks_by_host())
         self.table.settle()
         self._check_replication(turn)
         for entry, status in self.table.status_changes:
@@ -269,15 +275,21 @@ class Leader:
                 self._protection.protected()
             turn.act(Reached(entry.id, status, entry.is_due, reason))
         self.table.status_changes.clear()
-        if self.table.is_changed or self.targets.is_changed:
-            self.table.is_changed = self.targets.is_changed = False
+        if self.table.is_changed or self.targets.is_changed or self.mirror.is_changed:
+            self.table.is_changed = self.targets.is_changed = self.mirror.is_changed = False
             self._dirty.update(self.views)
         self._send_orders(turn)
 
     def next_at_secs(self, now_secs: float) -> float:
         """Return when `run_due` has work to do, if no input comes before."""
-        storage_at_secs = self._durability.next_at_secs(now_secs)
+        storage_at_secs = min(
+            self._durability.next_at_secs(now_secs), self.mirror.next_at_secs(now_secs)
+        )
         return min(self._check_at_secs, self._retry_at_secs, storage_at_secs)
+
+    def _ranks_by_host(self) -> dict[str, set[int]]:
+        """Return the ranks that ever lived on each of the hosts that live now."""
+        return {h: v.known_ranks for h, v in self.views.items() if not v.is_lost and v.known_ranks}
 
     def _ring(self) -> Ring:
         """Return the hosts that live; those that had ranks of this attempt receive replicas."""
@@ -309,6 +321,7 @@ class Leader:
             self._rank_hosts = frozenset(rank_hosts)
         for checkpoint in state.deleted:
             self.table.delete(checkpoint)
+            self.mirror.forget(checkpoint)
         self.table.apply_report(host, before, view.held)
         if not self.table.deleted.isdisjoint(before.keys() - view.held.keys()):
             # A host stopped holding a deleted checkpoint; orders to another host may confirm that.
@@ -438,6 +451,7 @@ class Leader:
                 if view.known_ranks:
                     turn.act(HostSilent(view.host, self._settings.lost_secs))
                 self._forget(view)
+                self.mirror.host_lost(view.host)
             if view.is_lost and (view.known_ranks or view.host in self._successors):
                 # The host may follow a successor by now; its answer to these orders shows that.
                 view.channel.put(self._command(view))
@@ -561,6 +575,7 @@ class Leader:
             verdicts=tuple(self.table.verdict(checkpoint) for checkpoint in view.held),
             writes=tuple(writes),
             pulls=tuple(pulls),
+            mirror=self.mirror.order_for(view.host),
             is_settled=self._durability.is_settled,
             is_closed=self._is_closed,
             deleted_everywhere=self._confirmed_deletes(view),

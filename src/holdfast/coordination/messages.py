@@ -136,6 +136,23 @@ class Held(msgspec.Struct, frozen=True, array_like=True):
     status: CheckpointStatus = CheckpointStatus.OPEN
 
 
+class Mirrored(msgspec.Struct, frozen=True, array_like=True):
+    """What a host has written to the remote tier of the checkpoint that it was ordered to.
+
+    Attributes:
+        round: the round of the order.
+        done: the ranks whose part is there.
+        written_bytes: the size of the images that the host has written for them.
+        failure: why the host cannot write the others in this `round`; empty if it can.
+    """
+
+    id: CheckpointId
+    round: Number
+    done: Runs
+    written_bytes: Number
+    failure: Reason = ""
+
+
 class RankProgress(msgspec.Struct, frozen=True, array_like=True):
     """The last step whose part these ranks have sealed or abandoned in this attempt."""
 
@@ -168,6 +185,7 @@ class HostState(msgspec.Struct, frozen=True, kw_only=True):
         deleted: the checkpoints deleted from this host; every leader, also a later one, gets them.
         ended_attempt: the newest attempt of which a rank has ended on this host, 0 if there is
             none; set in reports to a start alone.
+        mirrored: the parts that this host has written to the remote tier, of the last order.
     """
 
     group: Name
@@ -186,6 +204,7 @@ class HostState(msgspec.Struct, frozen=True, kw_only=True):
     peers: tuple[Name, ...] = ()
     deleted: Annotated[tuple[CheckpointId, ...], msgspec.Meta(max_length=DELETED_MAX)] = ()
     ended_attempt: AttemptId = NO_ATTEMPT
+    mirrored: Mirrored | None = None
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="message", tag=True):
@@ -250,6 +269,17 @@ class PullOrder(msgspec.Struct, frozen=True, array_like=True):
     source: Name
 
 
+class MirrorOrder(msgspec.Struct, frozen=True, array_like=True):
+    """The parts of a committed checkpoint that the host has to write to the remote tier.
+
+    `round` counts the tries of all checkpoints; in a new one the host begins anew.
+    """
+
+    id: CheckpointId
+    ranks: Runs
+    round: Number
+
+
 class Ended(msgspec.Struct, frozen=True, array_like=True):
     """Ranks of one host that have ended; `is_lost`: they did not detach."""
 
@@ -266,6 +296,7 @@ class Command(msgspec.Struct, frozen=True, kw_only=True):
             know the targets of the previous leader yet.
         verdicts: on each checkpoint that the host has reported.
         writes, pulls: the parts that the host has to make durable, and to copy.
+        mirror: the parts that it has to write to the remote tier.
         is_settled: no checkpoint is pending, and the newest complete one is committed.
         is_closed: all ranks of the attempt have detached.
         deleted_everywhere: the checkpoints deleted from this host of which no host holds anything.
@@ -277,6 +308,7 @@ class Command(msgspec.Struct, frozen=True, kw_only=True):
     verdicts: tuple[CheckpointVerdict, ...] = ()
     writes: tuple[WriteOrder, ...] = ()
     pulls: tuple[PullOrder, ...] = ()
+    mirror: MirrorOrder | None = None
     is_settled: bool = False
     is_closed: bool = False
     deleted_everywhere: tuple[CheckpointId, ...] = ()
@@ -390,26 +422,27 @@ def _check(message: AnyMessage) -> None:
         for progress in state.progress:
             check_runs(progress.ranks, PART_COUNT_MAX)
         for deleted in state.deleted:
-            check_id(deleted)
+            _check_id(deleted)
+        if state.mirrored is not None:
+            _check_id(state.mirrored.id)
+            check_runs(state.mirrored.done, PART_COUNT_MAX)
     elif isinstance(message, Orders):
         orders: tuple[WriteOrder | PullOrder, ...] = message.command.writes + message.command.pulls
         for order in orders:
-            check_id(order.id)
+            _check_id(order.id)
             check_runs(order.ranks, PART_COUNT_MAX)
         for verdict in message.command.verdicts:
-            check_id(verdict.id)
+            _check_id(verdict.id)
+        if message.command.mirror is not None:
+            _check_id(message.command.mirror.id)
+            check_runs(message.command.mirror.ranks, PART_COUNT_MAX)
         for ended in message.command.ended:
             check_runs(ended.ranks, message.rank_count)
         for deleted in message.command.deleted_everywhere:
-            check_id(deleted)
+            _check_id(deleted)
 
 
-def check_id(found: CheckpointId) -> None:
-    """Check an id that another host sent.
-
-    Raises:
-        ValueError: it is the id of no checkpoint.
-    """
+def _check_id(found: CheckpointId) -> None:
     if not found.is_valid:
         raise ValueError(f"step {found.step} of attempt {found.attempt} is no checkpoint")
 
@@ -420,7 +453,7 @@ def check_held(held: Held) -> None:
     Raises:
         ValueError: it names an impossible checkpoint, or ranks that it cannot have.
     """
-    check_id(held.id)
+    _check_id(held.id)
     for runs in (held.own, held.replicas, held.written):
         check_runs(runs, held.part_count)
 

@@ -49,6 +49,23 @@ class HeldOutcome:
     is_committed: bool
 
 
+@dataclass(frozen=True, slots=True)
+class CopyProgress:
+    """The copies to the remote tier, as their leader knows them.
+
+    Attributes:
+        ids: the checkpoints that are under way or wait.
+        target: the one that is under way; None if there is none.
+        done_count: how many of its parts are there.
+        is_trying: one is under way whose last try has not failed.
+    """
+
+    ids: frozenset[CheckpointId]
+    target: inputs.MirrorTarget | None
+    done_count: int
+    is_trying: bool
+
+
 class Node:
     """The node of one start of one host's agent. Owned by one thread."""
 
@@ -138,6 +155,21 @@ class Node:
     def is_settled(self) -> bool:
         """Whether no checkpoint needs this host's RAM, as far as its leader knows."""
         return self.roles.follower.is_settled
+
+    @property
+    def is_mirroring(self) -> bool:
+        """Whether this host has work for the remote tier: parts to write, or copies to lead."""
+        leader = self.roles.leader
+        is_leader_done = leader is None or leader.mirror.is_settled
+        return not (is_leader_done and self.roles.follower.mirror.is_settled)
+
+    @property
+    def copies(self) -> CopyProgress | None:
+        """The copies to the remote tier, where this host leads; None elsewhere."""
+        if self.roles.leader is None:
+            return None
+        mirror = self.roles.leader.mirror
+        return CopyProgress(mirror.ids, mirror.target, len(mirror.done), mirror.is_trying)
 
     @property
     def is_superseded(self) -> bool:
@@ -383,7 +415,37 @@ class Node:
                 bootstrap.attempt_taken(item)
             case inputs.BeginFailed() if bootstrap is not None:
                 bootstrap.begin_failed(turn, item)
+            case _:
+                self._take_of_remote_tier(turn, item)
         self.roles.follower.changed()
+
+    def _take_of_remote_tier(self, turn: Turn, item: Input) -> None:
+        """Take a wish for a copy in the remote tier, or the outcome of an effect there."""
+        follower, leader = self.roles.follower, self.roles.leader
+        if isinstance(item, inputs.MirrorCommitWritten | inputs.MirrorCommitFailed):
+            self.roles.copy_commit_ended()
+        match item:
+            case inputs.MirrorWanted() if leader is not None:
+                leader.mirror.want(item.target)
+            case inputs.MirrorPartWritten():
+                follower.mirror.part_written(item)
+            case inputs.MirrorPartsFailed():
+                follower.mirror.parts_failed(item)
+                self._fence_by_mirror(turn, item.newer_attempt, item.reason)
+            case inputs.MirrorCommitWritten() if leader is not None:
+                leader.mirror.committed(turn, item.id)
+            case inputs.MirrorCommitFailed():
+                if leader is not None:
+                    leader.mirror.commit_failed(turn, item)
+                self._fence_by_mirror(turn, item.newer_attempt, item.reason)
+
+    def _fence_by_mirror(self, turn: Turn, attempt: AttemptId, reason: str) -> None:
+        """Stop working for older attempts: `attempt` has begun in the remote tier.
+
+        A start here puts its record there first. While one is under way, it may be its own.
+        """
+        if self.roles.bootstrap is None:
+            self.roles.fence(turn, attempt, reason)
 
     def _take_listing(self, turn: Turn, item: inputs.DurableListed) -> None:
         if self.roles.bootstrap is not None:

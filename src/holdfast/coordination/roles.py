@@ -30,7 +30,9 @@ class HostRoles:
         self.identity = identity
         self.follower = Follower(identity)
         self.leader: Leader | None = None
+        # The commits that an earlier leader here has begun, in the durable and the remote tier.
         self._committing: CheckpointId | None = None
+        self._committing_copy: CheckpointId | None = None
         self.bootstrap: Bootstrap | None = None
         self.refused: dict[str, tuple[str, Refusal]] = {}
 
@@ -53,13 +55,19 @@ class HostRoles:
         """Stop leading: another successor leads, or a newer attempt has begun."""
         if self.leader is not None:
             self._committing = self.leader.durability.committing
+            self._committing_copy = self.leader.mirror.committing
         self.leader = None
 
     def lead(self, leader: Leader) -> None:
-        """Lead from now on, after the commit that an earlier leader here has begun."""
+        """Lead from now on, after the commits that an earlier leader here has begun."""
         self.step_down()
         self.leader, leader.durability.committing = leader, self._committing
+        leader.mirror.committing = self._committing_copy
 
     def commit_ended(self) -> None:
-        """Note that the outcome of a commit has arrived."""
+        """Note that the outcome of a commit in the durable tier has arrived."""
         self._committing = None
+
+    def copy_commit_ended(self) -> None:
+        """Note that the outcome of a commit in the remote tier has arrived."""
+        self._committing_copy = None
