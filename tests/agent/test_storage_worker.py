@@ -24,6 +24,7 @@ from holdfast.engine.lifecycle.attempts import AttemptStart, begin_attempt
 from holdfast.engine.lifecycle.catalog import list_checkpoints
 from holdfast.engine.lifecycle.commit import remove
 from holdfast.engine.lifecycle.leases import Leases
+from holdfast.engine.tiers.remote_checkpoints import RemoteCheckpoints
 from holdfast.events.uploaded_segments import SegmentUploads
 from holdfast.peers.address import PeerAddress
 from holdfast.peers.directory import PeerDirectory
@@ -181,7 +182,12 @@ def test_a_remote_tier_that_does_not_answer_delays_no_renewal_of_the_lease(
     silent: Any = Silent()
     store: Any = SimpleNamespace(fleeting=silent)
     uploads = SegmentUploads(state.durable.home, store, "a", state.clock)
-    state.remote = RemoteTarget(place="s3://bucket/run", store=store, uploads=uploads)
+    state.remote = RemoteTarget(
+        place="s3://bucket/run",
+        store=store,
+        checkpoints=RemoteCheckpoints(state.durable, store),
+        uploads=uploads,
+    )
     leases = Leases(state.durable.fleeting, RUN_ID)
 
     async def renew(counter: int) -> None:

@@ -36,9 +36,8 @@ BROAD_EXCEPTS: dict[str, str] = {
     "src/holdfast/agent/storage_worker.py:StorageWorker.list_durable": OPERATION,
     "src/holdfast/agent/storage_worker.py:StorageWorker.persist": OPERATION,
     "src/holdfast/agent/storage_worker.py:StorageWorker.pull": OPERATION,
-    "src/holdfast/agent/uploader.py:Uploader.act": (
-        "the top of a task: whatever an upload met is reported, and the upload is tried again"
-    ),
+    "src/holdfast/agent/mirror_worker.py:MirrorWorker._write": OPERATION,
+    "src/holdfast/agent/mirror_worker.py:MirrorWorker._commit": OPERATION,
     "src/holdfast/agent/daemon_threads.py:begin_call.work": (
         "the top of a thread; its caller gets it"
     ),

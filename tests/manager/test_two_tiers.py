@@ -16,7 +16,7 @@ import pytest
 
 import holdfast
 from holdfast import CheckpointManager, RemoteTier
-from holdfast.agent.uploader import WATCH_SECS
+from holdfast.agent.mirroring import WATCH_SECS
 from holdfast.cli.main import main
 from holdfast.clock import SystemClock
 from holdfast.engine.lifecycle.run import read_run_record

@@ -21,6 +21,7 @@ from holdfast.engine.lifecycle.commit import remove
 from holdfast.engine.lifecycle.newest import NewestListing
 from holdfast.engine.lifecycle.run import create_run, read_run
 from holdfast.engine.reading.view import newest_view_of, view_of
+from holdfast.engine.tiers.remote_checkpoints import RemoteCheckpoints
 from holdfast.errors import ObjectNotFoundError
 from holdfast.events.uploaded_segments import SegmentUploads
 from holdfast.format.json_codec import decode
@@ -86,7 +87,10 @@ class HostOfBucket(InProcessHost):
         if self.remote is not None:
             # Events are uploaded by time, and counted in tests/events.
             uploads = SegmentUploads(state.durable.home, self.remote, config.host, self.clock)
-            state.remote = RemoteTarget(place=REMOTE, store=self.remote, uploads=uploads)
+            checkpoints = RemoteCheckpoints(state.durable, self.remote)
+            state.remote = RemoteTarget(
+                place=REMOTE, store=self.remote, checkpoints=checkpoints, uploads=uploads
+            )
         return state
 
     def open_run(self) -> None:

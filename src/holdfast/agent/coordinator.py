@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast.agent import control_block
 from holdfast.agent.agent_directory import GROUP
+from holdfast.agent.mirror_worker import MirrorWorker
 from holdfast.agent.state import AgentState
 from holdfast.agent.storage_worker import StorageWorker
 from holdfast.agent.trainer_group import GroupRecord, write_record
@@ -54,6 +55,7 @@ class Coordinator:
     ) -> None:
         self._state = state
         self._storage_worker = storage_worker
+        self.mirror_worker = MirrorWorker(state, self.submit)
         self._peers = peers
         self._on_effect = on_effect
         self._messenger: MessageSender | None = None
@@ -83,6 +85,7 @@ class Coordinator:
         for task in self._tasks:
             task.cancel()
         self._tasks.clear()
+        self.mirror_worker.cancel()
         self._items.clear()
         self._last_targets.clear()
         self._recorded_state = None
@@ -144,7 +147,7 @@ class Coordinator:
 
     @property
     def is_busy(self) -> bool:
-        """Whether an operation is under way whose outcome is not known yet."""
+        """Whether an operation on RAM or the durable tier is under way."""
         return bool(self._tasks)
 
     async def wait_idle(self) -> None:
@@ -226,6 +229,10 @@ class Coordinator:
                 self._start(self._storage_worker.persist(effect))
             case effects.Commit():
                 self._start(self._storage_worker.commit(effect))
+            case effects.MirrorParts():
+                self.mirror_worker.write_parts(effect)
+            case effects.MirrorCommit():
+                self.mirror_worker.commit(effect)
             case effects.Pull():
                 self._start(self._storage_worker.pull(effect))
             case effects.ListDurable():

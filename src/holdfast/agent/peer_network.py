@@ -8,11 +8,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from holdfast.agent.control_block import next_incarnation
 from holdfast.agent.coordinator import Coordinator
-from holdfast.agent.part_uploads import PartUploads, decode_order
 from holdfast.agent.run_status import HostStatus, encode_status
 from holdfast.agent.state import AgentState
 from holdfast.coordination.inputs import Received
@@ -59,13 +56,12 @@ class PeerNetwork:
         self,
         coordinator: Coordinator,
         own_status: Callable[[], HostStatus],
-        part_uploads: PartUploads,
     ) -> None:
         """Serve from now on; received messages are submitted to the coordination."""
         if self._config is None or self._token is None:
             return
         try:
-            self._open(coordinator, own_status, part_uploads, self._config, self._token)
+            self._open(coordinator, own_status, self._config, self._token)
         except HoldfastError as error:
             self._report(error)
 
@@ -73,7 +69,6 @@ class PeerNetwork:
         self,
         coordinator: Coordinator,
         own_status: Callable[[], HostStatus],
-        part_uploads: PartUploads,
         config: PeerConfig,
         token: str,
     ) -> None:
@@ -115,7 +110,6 @@ class PeerNetwork:
             deliver=deliver,
             serves=lambda attempt: coordinator.node.serves(attempt),
             status=status,
-            upload=_carried_out_by(part_uploads, loop),
         )
         self._server = PeerServer(served, listen(config.address, config.port))
         since = next_incarnation(state.control.cells, state.clock.now())
@@ -145,17 +139,3 @@ class PeerNetwork:
     def _report(self, error: HoldfastError) -> None:
         log.warning("cannot serve peers: %s", error)
         self._state.events.write(PeersUnavailable(reason=str(error)))
-
-
-def _carried_out_by(
-    part_uploads: PartUploads, loop: asyncio.AbstractEventLoop
-) -> Callable[[bytes], Awaitable[bytes]]:
-    """Return a function for the server's thread that begins an order in the agent's loop."""
-
-    async def started(order: bytes) -> bytes:
-        return msgspec.json.encode(part_uploads.start_upload(decode_order(order)))
-
-    def upload(order: bytes) -> Awaitable[bytes]:
-        return asyncio.wrap_future(asyncio.run_coroutine_threadsafe(started(order), loop))
-
-    return upload

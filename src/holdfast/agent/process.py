@@ -151,7 +151,7 @@ async def _serve(config: AgentConfig, files: FileSystem, has_place: Callable[[],
     server = call_server(service)
     try:
         await service.adopt()
-        network.open(service.coordinator, service.own_status, service.part_uploads)
+        network.open(service.coordinator, service.own_status)
         await server.listen_in(state.folder)
         await service.run()
     finally:

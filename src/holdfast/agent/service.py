@@ -20,8 +20,8 @@ from holdfast.agent.measures import RecentSteps
 from holdfast.agent.metric_families import AgentMetrics
 from holdfast.agent.metrics_server import MetricsServer
 from holdfast.agent.metrics_source import MetricsSource
+from holdfast.agent.mirroring import Mirroring
 from holdfast.agent.outages import OutageReports
-from holdfast.agent.part_uploads import PartUploads
 from holdfast.agent.retention import Retention
 from holdfast.agent.run_status import HostStatus, JobStatus, ask_hosts, installed_version, job_of
 from holdfast.agent.save_scheduler import SaveScheduler
@@ -31,7 +31,6 @@ from holdfast.agent.step_meter import SavePhase
 from holdfast.agent.storage_worker import StorageWorker
 from holdfast.agent.trainer_group import read_record
 from holdfast.agent.trainer_sessions import TrainerSessions
-from holdfast.agent.uploader import Uploader
 from holdfast.coordination import effects, inputs
 from holdfast.coordination.messages import COMPLETE_STATUSES, CheckpointStatus, TargetKind
 from holdfast.coordination.rank_runs import ranks_in
@@ -98,12 +97,8 @@ class Service:
         self._coordinator = Coordinator(state, self._storage_worker, self._peers, self._on_effect)
         self._save_scheduler = SaveScheduler(state, self._coordinator)
         self._retention = Retention(state, self._storage_worker, self._coordinator)
-        self._uploader = Uploader(
-            state,
-            self._storage_worker,
-            self._coordinator,
-            self._peers,
-            self._retention.preserve_again,
+        self._mirroring = Mirroring(
+            state, self._storage_worker, self._coordinator, self._retention.preserve_again
         )
         self._outages = OutageReports(state)
         self._trainer_sessions = TrainerSessions(state, self._coordinator, self._storage_worker)
@@ -131,11 +126,6 @@ class Service:
     def coordinator(self) -> Coordinator:
         """The agent's share in the hosts' coordination."""
         return self._coordinator
-
-    @property
-    def part_uploads(self) -> PartUploads:
-        """The parts that this host uploads to the remote tier."""
-        return self._uploader.parts
 
     async def adopt(self) -> None:
         """Take over the previous agent's state; call it before any request is served."""
@@ -174,8 +164,8 @@ class Service:
         others = [
             asyncio.create_task(self._directory.watch()),
             asyncio.create_task(self._free_surplus_ram()),
-            asyncio.create_task(self._uploader.run()),
-            asyncio.create_task(self._uploader.watch_takeovers()),
+            asyncio.create_task(self._mirroring.run()),
+            asyncio.create_task(self._mirroring.watch_takeovers()),
         ]
         try:
             await self._run()
@@ -265,12 +255,14 @@ class Service:
     @property
     def is_busy(self) -> bool:
         """Whether an operation on the stores is under way."""
-        return self._coordinator.is_busy or self._retention.is_busy
+        parts = self._coordinator, self._retention, self._mirroring
+        return any(part.is_busy for part in parts)
 
     async def wait_idle(self) -> None:
         """Wait for the operations on the stores that are under way."""
         await self._coordinator.wait_idle()
         await self._retention.wait_idle()
+        await self._mirroring.wait_idle()
 
     def _tick(self) -> None:
         if self._state.group is not None:
@@ -297,7 +289,7 @@ class Service:
                 self._save_scheduler.forget_attempt()
                 has_started = self._trainer_sessions.joined(effect)
                 # After that: the policies of the remote tier are the new attempt's.
-                self._uploader.forget_timeline()
+                self._mirroring.forget_timeline()
                 is_left = not self._retention.has_recovered
                 if has_started and is_left and self._coordinator.node.is_first_leader:
                     self._retention.recover_earlier(effect.attempt)
@@ -315,6 +307,8 @@ class Service:
                 self._retention.on_gone(effect.id)
             case effects.Reached():
                 self._reached(effect)
+            case effects.MirrorEnded():
+                self._mirroring.on_ended(effect)
             case _:
                 self._outages.on_effect(effect)
 
@@ -341,7 +335,7 @@ class Service:
 
     def _committed(self, manifest: Manifest, secs: float) -> None:
         # First: preservation spares what is chosen for the remote tier.
-        self._uploader.on_committed(manifest)
+        self._mirroring.on_committed(manifest)
         self._retention.committed(manifest, secs)
 
     def _check_place(self) -> None:
@@ -360,7 +354,10 @@ class Service:
         if self._state.group is not None and not self._is_stopping:
             return None
         node = self._coordinator.node
-        if self.is_busy or node.pending_ids() or self._trainer_sessions.is_starting:
+        if self._coordinator.is_busy or self._retention.is_busy or node.pending_ids():
+            # What is copied to the remote tier does not count: its service may not answer.
+            return None
+        if self._trainer_sessions.is_starting:
             return None
         if self._is_stopping:
             # Data that only this host holds has to become durable first; another host may lead and
@@ -368,7 +365,7 @@ class Service:
             waited_secs = self._state.clock.monotonic() - self._stopping_at
             is_awaited = not node.is_leading and not node.is_settled
             return None if is_awaited and waited_secs < STOPPING_SECS else 0.0
-        if self._expected.has_any() or (self._has_served and self._uploader.holds_agent()):
+        if self._expected.has_any() or (self._has_served and self._mirroring.holds_agent()):
             return None
         alone_secs = self._state.clock.monotonic() - self._alone_since
         if self._is_superseded or (node.is_closed and node.is_settled):
@@ -512,11 +509,11 @@ class Service:
             )
         for found in request.ids:
             await self._retention.delete_everywhere(found)
-            await self._uploader.remove_remote(found)
+            await self._mirroring.remove_remote(found)
         return protocol.Empty()
 
     async def upload(self, request: protocol.Empty, pid: int) -> protocol.Empty:
-        self._uploader.want_newest()
+        self._mirroring.want_newest()
         return protocol.Empty()
 
     async def peers(self, request: protocol.Empty, pid: int) -> protocol.PeerAddresses:
@@ -542,7 +539,7 @@ class Service:
             ram_bytes=self._state.pool.size_bytes(),
             is_writing=bool(node.pending_ids()),
             leaves_in_secs=self._leaves_in_secs(),
-            copies_to=self._uploader.awaited_place,
+            copies_to=self._mirroring.awaited_place,
         )
 
     async def stop(self, request: protocol.Stop, pid: int) -> protocol.Empty:
@@ -590,7 +587,7 @@ class Service:
             pulled_bytes=state.pulled_bytes,
             waits_for=self._coordinator.node.waits_for(state.clock.monotonic()),
             metrics_url=state.metrics_url,
-            remote=self._uploader.upload_status(),
+            remote=self._mirroring.upload_status(),
         )
 
     def own_status(self) -> HostStatus:

@@ -23,6 +23,7 @@ from holdfast.clock import Clock
 from holdfast.coordination.inputs import Published
 from holdfast.coordination.messages import SECS_MAX
 from holdfast.engine.lifecycle.run import check_run
+from holdfast.engine.tiers.remote_checkpoints import RemoteCheckpoints
 from holdfast.events.schema import Event
 from holdfast.events.uploaded_segments import SegmentUploads, uploads_for
 from holdfast.events.writer import EventWriter
@@ -57,6 +58,7 @@ class RemoteTarget:
 
     place: str
     store: DurableStore
+    checkpoints: RemoteCheckpoints
     uploads: SegmentUploads
     save: save_decision_policy.SaveDecisionPolicy | None = None
     preserve: preservation_policy.PreservationPolicy | None = None
@@ -135,7 +137,10 @@ class AgentState:
                 lambda: check_run(store, place, self.config.run_id, REMOTE_ADVICE),
             )
             self.events.begin_uploads(uploads)
-            self.remote = RemoteTarget(place=place, store=store, uploads=uploads)
+            checkpoints = RemoteCheckpoints(self.durable, store)
+            self.remote = RemoteTarget(
+                place=place, store=store, checkpoints=checkpoints, uploads=uploads
+            )
 
     def published(self) -> Published:
         """Return the trainers' published steps and save cost, read now."""

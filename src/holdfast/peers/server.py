@@ -57,7 +57,6 @@ from holdfast.peers.wire import (
     NAMES,
     NAMES_SIZE_MAX_BYTES,
     STATUS,
-    UPLOADS,
     HttpRefusal,
     ObjectNames,
     check_token,
@@ -103,8 +102,6 @@ class ServedRun:
         serves: returns whether a client whose newest known attempt is the given one may read here;
             called in the server's thread, must not block.
         status: returns the agent's status as JSON; awaited in the server's thread.
-        upload: takes an order to upload parts, and returns how far it is, both as JSON; awaited in
-            the server's thread.
     """
 
     store: RamStore
@@ -114,7 +111,6 @@ class ServedRun:
     deliver: Deliver | None = None
     serves: Callable[[AttemptId], bool] = lambda attempt: True
     status: Callable[[], Awaitable[bytes]] | None = None
-    upload: Callable[[bytes], Awaitable[bytes]] | None = None
 
 
 class PeerServer:
@@ -242,16 +238,14 @@ class PeerServer:
                 f"this agent serves run {self._served.run_id}, not {run_id[:64]!r}"
             )
             return _refusal(404, error)
-        is_posted = kind in (MESSAGES, UPLOADS)
+        is_posted = kind == MESSAGES
         if is_read == is_posted:
             error = InvalidArgumentError(
-                f"{request.method}: POST sends messages and orders, GET reads the rest"
+                f"{request.method}: POST sends messages, GET reads the rest"
             )
             return _refusal(405, error, {"Allow": "POST" if is_posted else "GET, HEAD"})
         if kind == MESSAGES:
             return await self._receive_message(request, key)
-        if kind == UPLOADS:
-            return await self._receive_order(request)
         if kind == STATUS:
             return await self._send_status()
         attempt = parse_attempt_id(request.headers.get(ATTEMPT_HEADER, "")) or NO_ATTEMPT
@@ -275,12 +269,6 @@ class PeerServer:
         message = decode_message(await self._read_body(request))
         self._served.deliver(sender, address, message, others)
         return web.Response(status=204)
-
-    async def _receive_order(self, request: web.BaseRequest) -> web.StreamResponse:
-        order = await self._read_body(request)
-        if self._served.upload is None:
-            raise ObjectNotFoundError("this agent takes no orders to upload parts")
-        return await self._in_time(self._served.upload(order))
 
     async def _read_body(self, request: web.BaseRequest) -> bytes:
         data = bytearray()

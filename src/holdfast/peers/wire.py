@@ -4,7 +4,6 @@
     GET       /RUN_ID/names/PREFIX      an `ObjectNames`
     GET       /RUN_ID/status/HOST       this agent's status; HOST's agent asks
     POST      /RUN_ID/messages/HOST     one message of the hosts' coordination, from HOST's agent
-    POST      /RUN_ID/uploads/HOST      an order to upload parts, from HOST's agent, which leads
 
 Neither end trusts the other one, so everything parsed here is matched whole or refused.
 """
@@ -25,7 +24,6 @@ OBJECTS = "objects"
 NAMES = "names"
 MESSAGES = "messages"
 STATUS = "status"
-UPLOADS = "uploads"
 ADDRESS_HEADER = "Holdfast-Address"
 """The address of the agent that sends a message."""
 HOSTS_HEADER = "Holdfast-Hosts"
@@ -78,10 +76,10 @@ def parse_target(target: str) -> tuple[str, str, str]:
     except UnicodeDecodeError as error:
         raise InvalidArgumentError(f"target {target[:200]!r}: it is not UTF-8") from error
     root, run_id, kind, key = (*decoded.split("/", 3), "", "", "", "")[:4]
-    if root or kind not in (OBJECTS, NAMES, STATUS, MESSAGES, UPLOADS):
+    if root or kind not in (OBJECTS, NAMES, STATUS, MESSAGES):
         raise InvalidArgumentError(
             f"target {target[:200]!r}: expected /RUN_ID/{OBJECTS}/KEY, /RUN_ID/{NAMES}/PREFIX, "
-            f"/RUN_ID/{STATUS}/HOST, /RUN_ID/{MESSAGES}/HOST or /RUN_ID/{UPLOADS}/HOST"
+            f"/RUN_ID/{STATUS}/HOST or /RUN_ID/{MESSAGES}/HOST"
         )
     return run_id, kind, check_key(key)
 

@@ -30,6 +30,12 @@ class UploadedCheckpoint:
 
     id: CheckpointId
     info: CheckpointInfo
+    part_count: int
+
+
+def uploaded_of(manifest: Manifest) -> UploadedCheckpoint:
+    """Return what policies see of a committed checkpoint."""
+    return UploadedCheckpoint(manifest.id, info_of(manifest), len(manifest.parts))
 
 
 class RemoteCheckpoints:
@@ -53,7 +59,7 @@ class RemoteCheckpoints:
         for store in (self._durable, self._remote):
             newest = newest_committed(store, attempts)
             manifests = read_manifests(store, [newest] if newest is not None else [])
-            found.append(next((UploadedCheckpoint(m.id, info_of(m)) for m in manifests), None))
+            found.append(next(map(uploaded_of, manifests), None))
         return found[0], found[1]
 
     def commit_checkpoint(

@@ -1,4 +1,4 @@
-"""Uploads to the remote tier by one agent in this process, with storage that fails on purpose."""
+"""The remote tier of one agent in this process, with storage that fails on purpose."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from holdfast.agent import part_uploads
-from holdfast.agent.part_uploads import UploadOrder, decode_order
+from holdfast.agent import mirror_worker
+from holdfast.agent.mirroring import Mirroring
 from holdfast.agent.state import RemoteTarget
-from holdfast.agent.uploader import RETRY_SECS_MAX, Uploader
+from holdfast.coordination.mirror import PAUSE_SECS_MAX
 from holdfast.engine.lifecycle.attempts import AttemptStart, begin_attempt
 from holdfast.engine.lifecycle.catalog import list_checkpoints
 from holdfast.engine.lifecycle.commit import remove
@@ -24,8 +24,9 @@ from holdfast.engine.lifecycle.manifests import read_manifests
 from holdfast.engine.lifecycle.run import create_run
 from holdfast.engine.reading.sources import find_sources
 from holdfast.engine.tiers.checkpoint_copy import copy_part_once
+from holdfast.engine.tiers.remote_checkpoints import RemoteCheckpoints
 from holdfast.engine.tiers.shared_attempts import share_attempts
-from holdfast.errors import InvalidArgumentError, NotARunError
+from holdfast.errors import NotARunError
 from holdfast.events.uploaded_segments import SegmentUploads
 from holdfast.format.names import CheckpointId
 from holdfast.policy.preservation_policy import LatestN
@@ -69,15 +70,16 @@ class Rig:
         self.use(FixedIntervalPolicy(1))
 
     @property
-    def uploader(self) -> Uploader:
+    def mirroring(self) -> Mirroring:
         assert self.host.service is not None
-        return self.host.service._uploader
+        return self.host.service._mirroring
 
     def use(self, policy: SaveDecisionPolicy, keep: int = 2) -> None:
         state = self.host.state
         state.remote = RemoteTarget(
             place=str(self.place),
             store=self.remote,
+            checkpoints=RemoteCheckpoints(state.durable, self.remote),
             uploads=SegmentUploads(state.durable.home, self.remote, "host-a", state.clock),
             save=policy,
             preserve=LatestN(keep),
@@ -85,9 +87,9 @@ class Rig:
         self.act()
 
     def act(self) -> None:
-        """Gives the uploader its turn, after its pause."""
-        self.host.clock.sleep(RETRY_SECS_MAX)
-        self.host.call(self.uploader.act())
+        """Lets the agent choose and copy, after its longest pause."""
+        self.host.clock.sleep(PAUSE_SECS_MAX)
+        self.host.call(self.mirroring.act())
         self.host.settle()
 
     def save(self, *steps: int) -> None:
@@ -158,14 +160,14 @@ def test_a_remote_tier_that_fails_is_reported_once_and_gets_the_newest_one_later
     assert rig.steps() == []
     assert rig.steps(rig.host.state.durable) == [2, 3]
     assert [event["step"] for event in rig.events("upload_failed")] == [1]
-    status = rig.uploader.upload_status()
+    status = rig.mirroring.upload_status()
     assert status is not None
     assert "space" in status.problem
     assert status.is_behind
     rig.fail(None)
     rig.act()
     assert rig.steps() == [3]
-    assert rig.uploader.upload_status().problem == ""
+    assert rig.mirroring.upload_status().problem == ""
     rig.fail(FailurePlan(NO_ROOM, until=float("inf"), operations={"write"}))
     rig.save(4)
     rig.act()
@@ -203,13 +205,13 @@ def act_while_listing(rig: Rig, slow: SlowRemote, meanwhile: Callable[[], None])
     """Let the uploader read both tiers again, and do something while it lists the remote one."""
 
     async def act() -> None:
-        acting = asyncio.create_task(rig.uploader.act())
+        acting = asyncio.create_task(rig.mirroring.act())
         await asyncio.to_thread(slow.reached.wait, 20)
         meanwhile()
         slow.go.set()
         await acting
 
-    rig.uploader.forget_timeline()
+    rig.mirroring.forget_timeline()
     rig.host.call(act())
 
 
@@ -218,8 +220,8 @@ def test_a_checkpoint_committed_while_the_tiers_are_listed_is_the_newest_one(
 ) -> None:
     (manifest,) = read_manifests(rig.host.state.durable, [CheckpointId(2, rig.trainer.attempt)])
     later = msgspec.structs.replace(manifest, step=3)
-    act_while_listing(rig, slow, lambda: rig.uploader.on_committed(later))
-    assert rig.uploader.awaited_place == str(rig.place)
+    act_while_listing(rig, slow, lambda: rig.mirroring.on_committed(later))
+    assert rig.mirroring.awaited_place == str(rig.place)
 
 
 def test_preservation_spares_a_checkpoint_until_it_is_uploaded(rig: Rig) -> None:
@@ -301,7 +303,7 @@ def test_attempts_of_another_run_at_the_place_of_the_remote_tier_fence_nothing(r
         )
         assert begin_attempt(rig.remote, attempt_id(number), start) is not None
     for _ in range(3):
-        rig.host.call(rig.uploader.look_for_takeover())
+        rig.host.call(rig.mirroring.look_for_takeover())
         rig.host.settle()
     assert rig.host.state.group is not None
 
@@ -321,13 +323,13 @@ def test_an_attempt_that_began_in_the_remote_tier_fences_one_that_uploads_nothin
         )
         assert begin_attempt(rig.remote, attempt_id(number), start) is not None
 
-    rig.host.call(rig.uploader.look_for_takeover())
+    rig.host.call(rig.mirroring.look_for_takeover())
     begin(2)
     # It may be this host's own, which is recorded there first.
-    rig.host.call(rig.uploader.look_for_takeover())
+    rig.host.call(rig.mirroring.look_for_takeover())
     rig.host.settle()
     assert rig.host.state.group is not None
-    rig.host.call(rig.uploader.look_for_takeover())
+    rig.host.call(rig.mirroring.look_for_takeover())
     rig.host.settle()
     assert rig.host.state.group is None
     assert [event["by_attempt"] for event in rig.events("fenced")] == [2]
@@ -361,12 +363,12 @@ def test_an_agent_without_trainers_stays_until_the_newest_checkpoint_is_uploaded
     assert service._leaves_in_secs() is None
     rig.act()
     assert service._leaves_in_secs() is None
-    assert rig.uploader.awaited_place == str(rig.place)
+    assert rig.mirroring.awaited_place == str(rig.place)
     rig.fail(None)
     rig.act()
     assert rig.steps() == [1, 2]
     assert service._leaves_in_secs() is not None
-    assert rig.uploader.awaited_place == ""
+    assert rig.mirroring.awaited_place == ""
 
 
 def test_an_agent_gives_up_a_remote_tier_that_fails_for_an_hour(rig: Rig) -> None:
@@ -410,42 +412,6 @@ def test_attempts_are_copied_both_ways_and_other_ones_are_refused(rig: Rig, tmp_
     assert (records(rig.host.run), records(rig.place)) == before
 
 
-@pytest.mark.parametrize(
-    "order",
-    [
-        b"",
-        b"[]",
-        b'{"place": "/r", "id": [-1, [1, "00000001"]], "round": 0, "ranks": []}',
-        b'{"place": "/r", "id": [1, [0, "00000001"]], "round": 0, "ranks": []}',
-        b'{"place": "/r", "id": [1, [1, "00000001"]], "round": 0, "ranks": [[0, 1000000000000]]}',
-        b'{"place": "/r", "id": [1, [1, "00000001"]], "round": 0, "ranks": [[-5, 2]]}',
-    ],
-)
-def test_an_order_that_no_leader_sends_is_refused(order: bytes) -> None:
-    with pytest.raises(InvalidArgumentError, match="cannot be decoded"):
-        decode_order(order)
-
-
-def test_an_order_for_another_remote_tier_is_refused(rig: Rig) -> None:
-    order = UploadOrder(place="/elsewhere", id=checkpoint_id(1), round=1, ranks=((0, 1),))
-    with pytest.raises(InvalidArgumentError, match="expected the remote tier of this agent's run"):
-        rig.uploader.parts.start_upload(order)
-
-
-def test_parts_of_a_host_that_does_not_answer_are_uploaded_by_the_leader(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shares = {"host-a": (), "host-b": ((0, 1),)}
-    monkeypatch.setattr(Uploader, "_ranks_by_host", lambda self, part_count: shares)
-    # The leader knows no address of host-b.
-    rig.uploader._peers.token = "t" * 32
-    rig.save(1)
-    rig.act()
-    assert rig.steps() == [1]
-    rig.check()
-    assert [event["hosts"] for event in rig.events("uploaded")] == [1]
-
-
 def test_an_agent_uploads_two_parts_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     lock, running, most = threading.Lock(), [0], [0]
 
@@ -460,7 +426,7 @@ def test_an_agent_uploads_two_parts_at_a_time(monkeypatch: pytest.MonkeyPatch) -
             with lock:
                 running[0] -= 1
 
-    monkeypatch.setattr(part_uploads, "copy_part_once", counted)
+    monkeypatch.setattr(mirror_worker, "copy_part_once", counted)
     with memory_folder() as root, in_process_host(Path(root)) as host:
         host.start_agent()
         rig = Rig(Path(root), host, host.attach(count=6))
