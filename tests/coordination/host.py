@@ -303,7 +303,7 @@ class Host:
                 world.remote.commit(self, effect)
             case ef.MirrorEnded():
                 assert world.remote is not None
-                world.remote.copy_ended(effect)
+                world.remote.copy_ended(self, effect)
             case ef.Pull():
                 world.at(0.01 + rng.random() * 0.2, self._pull, self.life, effect)
             case ef.Drop():

@@ -138,8 +138,6 @@ class Remote:
     ) -> None:
         self.world.oracle.count("remote writes failed")
         host.submit(fa.MirrorPartsFailed(effect.id, effect.round, reason, newer))
-        if reason == "it was deleted" and host.agent is not None:
-            host.submit(fa.Deleted(effect.id))
 
     def commit(self, host: Host, effect: ef.MirrorCommit) -> None:
         self.world.oracle.copy_commit_wanted(host, effect)
@@ -169,9 +167,15 @@ class Remote:
             item = fa.MirrorCommitFailed(checkpoint, reason, newer or NO_ATTEMPT)
         host.submit(item)
 
-    def copy_ended(self, effect: ef.MirrorEnded) -> None:
+    def copy_ended(self, host: Host, effect: ef.MirrorEnded) -> None:
         self.ended[effect.id] = effect.reason
         self.world.oracle.copy_ended(effect)
+        if effect.reason:
+            self.world.at(self.secs(), self._look_whether_there, host, host.life, effect.id)
+
+    def _look_whether_there(self, host: Host, life: int, checkpoint: CheckpointId) -> None:
+        if life == host.life and checkpoint not in self.world.storage.manifests:
+            host.submit(fa.MirrorUnwanted(checkpoint))
 
     def remove(self, checkpoint: CheckpointId) -> None:
         self.storage.remove(checkpoint)

@@ -416,6 +416,9 @@ class Schedule:
             return "" if remote.is_lost or not self._is_mirroring() else "copies are under way"
         if remote.is_lost and remote.ended.get(newest):
             return ""
+        if remote.storage.forbids(newest):
+            # A machine that shares this tier alone has taken the run over, and its trainers know.
+            return ""
         return f"{newest} is neither in the remote tier nor reported as missing there"
 
     def _is_mirroring(self) -> bool:

@@ -387,7 +387,7 @@ class Mirroring:
             log.info("the copy of %s ends: it was deleted", checkpoint)
             self._forget_newest()
             self._asked.pop(checkpoint, None)
-            self._coordinator.submit(inputs.Deleted(checkpoint))
+            self._coordinator.submit(inputs.MirrorUnwanted(checkpoint))
             self._hold()
             return
         if self._report_failure(reason):

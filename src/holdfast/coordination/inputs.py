@@ -257,6 +257,13 @@ class MirrorWanted:
 
 
 @dataclass(frozen=True, slots=True)
+class MirrorUnwanted:
+    """A checkpoint is not in the durable tier any more, so that it cannot be copied."""
+
+    id: CheckpointId
+
+
+@dataclass(frozen=True, slots=True)
 class MirrorPartWritten:
     """A part is in the remote tier; `written_bytes` is the size of what was written for it."""
 
@@ -440,6 +447,7 @@ Input = (
     | CommitWritten
     | CommitFailed
     | MirrorWanted
+    | MirrorUnwanted
     | MirrorPartWritten
     | MirrorPartsFailed
     | MirrorCommitWritten

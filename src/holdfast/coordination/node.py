@@ -427,6 +427,8 @@ class Node:
         match item:
             case inputs.MirrorWanted() if leader is not None:
                 leader.mirror.want(item.target)
+            case inputs.MirrorUnwanted() if leader is not None:
+                leader.mirror.forget(item.id)
             case inputs.MirrorPartWritten():
                 follower.mirror.part_written(item)
             case inputs.MirrorPartsFailed():
