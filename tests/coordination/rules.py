@@ -133,7 +133,7 @@ def keep_words_of_the_attempt_before(patch: Patch) -> None:
 def go_on_from_the_newest_committed(patch: Patch) -> None:
     from holdfast.coordination import bootstrap
 
-    def choose(states: Any, durable: Any) -> Any:
+    def choose(states: Any, durable: Any, put_back: Any) -> Any:
         found = [c for c in durable.committed if c.step <= durable.limits.get(c.attempt, -1)]
         return max(found, key=lambda c: (c.step, c.attempt), default=None)
 

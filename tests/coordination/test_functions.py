@@ -38,6 +38,7 @@ from holdfast.coordination.restart_point import (
     choose_checkpoint,
     given_up,
     limits_after,
+    listed_though_deleted,
 )
 from holdfast.errors import InvalidArgumentError
 from holdfast.format.names import AttemptId, CheckpointId
@@ -226,6 +227,19 @@ def test_no_checkpoint_of_an_attempt_that_storage_lost_is_chosen_or_completed() 
     committed = frozenset({checkpoint_id(50)})
     durable = listing(limits, committed=committed, parts=halves)
     assert choose_checkpoint([in_ram], durable) == checkpoint_id(50)
+
+
+def test_a_checkpoint_that_is_reported_as_deleted_counts_once_it_is_listed_again() -> None:
+    older, newest = checkpoint_id(40), checkpoint_id(50)
+    limits = {attempt_id(1): 10**15}
+    durable = listing(limits, committed=frozenset({older, newest}))
+    reported = [HostState(group="", domain="d", deleted=(newest,))]
+    assert choose_checkpoint(reported, durable) == older
+    put_back = listed_though_deleted(reported, durable)
+    assert choose_checkpoint(reported, durable, put_back) == newest
+    # A delete in the remote tier comes last, and may not have come yet.
+    remote = listing(limits, committed=frozenset({older, newest}), remote_only=frozenset({newest}))
+    assert not listed_though_deleted(reported, remote)
 
 
 @pytest.mark.parametrize("newest", [1, 2, 3])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from copy import deepcopy
 
 import pytest
 
@@ -416,6 +417,22 @@ def test_a_run_that_was_put_back_goes_on_from_its_new_attempt_and_not_from_the_l
     assert list(world.storage.attempts) == [1, 2, 3]
     given_up = [one for host in world.hosts.values() for one in host.given_up if one.id == lost]
     assert [one.reason for one in given_up] == [UNKNOWN_REASON]
+
+
+@pytest.mark.parametrize("hosts", [["h0000"], ["h0001"]])
+def test_a_checkpoint_that_was_deleted_and_put_back_is_continued_from(hosts: list[str]) -> None:
+    """The agent that deleted it lives on, and reports that to each later start."""
+    world = make(2)
+    first = trained(world, ["h0000", "h0001"], 3.0, TargetKind.DURABLE)
+    before = deepcopy(world.storage)
+    world.run(world.now + 1)
+    world.hosts["h0000"].delete(first)
+    world.run(world.now + 1)
+    world.storage.manifests, world.storage.parts = before.manifests, before.parts
+    # The oracle takes a delete for the last word.
+    world.oracle.are_deleted.clear()
+    running(world, hosts)
+    assert world.storage.attempts[2].origin == first
 
 
 def test_a_late_failure_of_another_listing_neither_repeats_a_begin_nor_refuses_it() -> None:

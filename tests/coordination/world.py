@@ -120,14 +120,16 @@ class World:
             return listed
         there = remote.storage.listing(since_step)
         committed = listed.committed | there.committed
+        remote_only = there.committed - listed.committed
         if there.newest_attempt.number <= listed.newest_attempt.number:
-            return replace(listed, committed=committed)
+            return replace(listed, committed=committed, remote_only=remote_only)
         return replace(
             self.storage.listing(0),
             newest_attempt=there.newest_attempt,
             leader=there.leader,
             limits=there.limits,
             committed=committed,
+            remote_only=remote_only,
         )
 
     def _deliver(self, sender: str, to: str, message: AnyMessage) -> None:

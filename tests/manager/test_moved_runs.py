@@ -361,6 +361,21 @@ def agent_log(run: Path, one: Host) -> str:
     return (run / "events" / f"agent-{one.name}.log").read_text()
 
 
+def test_a_run_that_is_put_back_under_a_living_agent_continues_from_its_newest_step(
+    one_host: Host, tmp_path: Path
+) -> None:
+    run, backup = tmp_path / "run", tmp_path / "backup"
+    train(run, 0, 1, 2)
+    shutil.copytree(run, backup)
+    # The agent removes what it does not keep, and remembers that.
+    train(run, 3, 4, 5, 6)
+    assert saved(run)[0] > 2
+    put_back(backup, run)
+    assert resumed(run) == 3
+    with manager(run) as opened:
+        assert opened.resume(state(-1))[1]["n"] == 2
+
+
 @pytest.mark.parametrize("is_durable", [True, False], ids=["durable", "in RAM"])
 def test_of_a_run_that_was_put_back_and_trained_elsewhere_ram_of_the_lost_attempt_is_not_used(
     one_host: Host, tmp_path: Path, is_durable: bool

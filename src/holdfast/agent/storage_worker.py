@@ -468,9 +468,9 @@ class StorageWorker:
             # Begun by a start that shares the remote tier alone, maybe from an earlier checkpoint
             # than the newest one that this listing goes back to.
             newer, found = remote, self._list_newest(0)
-        committed = found.committed_ids
+        remote_only = frozenset[CheckpointId]()
         if remote is not None:
-            committed |= remote.committed_ids
+            remote_only = remote.committed_ids - found.committed_ids
         newest = newer.attempts.get(newer.newest_number)
         return inputs.DurableListed(
             newest_attempt=newer.newest_attempt,
@@ -478,7 +478,8 @@ class StorageWorker:
             is_begun_here=self.has_begun(newer.newest_attempt),
             is_over=newer.is_over,
             limits=last_steps(newer.attempts),
-            committed=committed,
+            committed=found.committed_ids | remote_only,
+            remote_only=remote_only,
             parts=_listed(found.uncommitted),
         )
 

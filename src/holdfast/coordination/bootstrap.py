@@ -56,6 +56,7 @@ from holdfast.coordination.restart_point import (
     choose_checkpoint,
     given_up,
     limits_after,
+    listed_though_deleted,
     newest_begun,
 )
 from holdfast.coordination.settings import LEASE_SECS, TRIES_MAX
@@ -120,6 +121,8 @@ class Bootstrap:
     # The attempt that has ended, if storage was listed, or is being listed, after that.
     _ended: AttemptId = NO_ATTEMPT
     _lease_asked_at_secs: float = 0.0
+    # Checkpoints that were reported as deleted before storage was listed again.
+    _listed_again_for: set[CheckpointId] = field(default_factory=set)
 
     @property
     def _is_branch(self) -> bool:
@@ -347,7 +350,7 @@ class Bootstrap:
         self._ask_leader(turn)
 
     def _list_again(self) -> None:
-        """List once more: the newest attempt may have committed between the listing and its end."""
+        """List once more: what the listing shows may have changed until the attempt's end."""
         assert self.listed is not None
         self._ended = self.listed.newest_attempt
         self._phase, self._at_secs = _Phase.LIST, float("-inf")
@@ -362,7 +365,12 @@ class Bootstrap:
         assert self.listed is not None
         if not self._is_branch:
             states = self._states()
-            self.origin = choose_checkpoint(states, self.listed)
+            put_back = listed_though_deleted(states, self.listed)
+            if not put_back <= self._listed_again_for:
+                self._listed_again_for |= put_back
+                self._list_again()
+                return
+            self.origin = choose_checkpoint(states, self.listed, put_back)
             begun = newest_begun(states, self.listed)
             is_partly_there = begun is not None and (
                 self.origin is None or begun.step > self.origin.step

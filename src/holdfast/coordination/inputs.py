@@ -315,6 +315,7 @@ class DurableListed:
             were listed.
         limits: for each attempt on its timeline, the last step that counts.
         committed: the checkpoints that have a manifest.
+        remote_only: those of them that only the remote tier has.
         parts: the checkpoints that have parts, committed or not.
     """
 
@@ -323,6 +324,7 @@ class DurableListed:
     limits: Mapping[AttemptId, int]
     committed: frozenset[CheckpointId]
     parts: Mapping[CheckpointId, Listed]
+    remote_only: frozenset[CheckpointId] = frozenset()
     is_begun_here: bool = False
     is_over: bool = False
 

@@ -39,12 +39,34 @@ class _Availability:
         return len(self.ranks) == self.part_count and not self.has_other_count
 
 
-def choose_checkpoint(states: Iterable[HostState], durable: DurableListed) -> CheckpointId | None:
-    """Return the newest checkpoint on the timeline that the hosts and storage have whole."""
+def listed_though_deleted(
+    states: Iterable[HostState], durable: DurableListed
+) -> frozenset[CheckpointId]:
+    """Return the checkpoints that the durable tier has, and that a host reports as deleted.
+
+    The listing is older than the delete, or the run was put back to an earlier state since. A
+    second listing shows which: a delete is reported after it is done. In the remote tier it is done
+    later.
+    """
+    deleted = {c for state in states for c in state.deleted}
+    return (durable.committed - durable.remote_only) & deleted
+
+
+def choose_checkpoint(
+    states: Iterable[HostState],
+    durable: DurableListed,
+    put_back: Collection[CheckpointId] = frozenset(),
+) -> CheckpointId | None:
+    """Return the newest checkpoint on the timeline that the hosts and storage have whole.
+
+    Args:
+        states: the reports of hosts.
+        durable: the listing of the durable tier.
+        put_back: the checkpoints that count although they are reported as deleted.
+    """
     states = list(states)
     whole = {c for c in durable.committed if _counts(c, durable.limits)}
-    # The listing may be older than a delete.
-    whole -= {c for state in states for c in state.deleted}
+    whole -= {c for state in states for c in state.deleted if c not in put_back}
     whole |= {c for c, a in _availabilities(states, durable).items() if a.is_whole}
     # If the timeline has a step twice, the newest attempt's counts.
     return max(whole, key=lambda c: (c.step, c.attempt), default=None)
