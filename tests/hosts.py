@@ -25,6 +25,8 @@ from holdfast.events.reader import read_events
 from holdfast.events.schema import Event
 
 WAIT_SECS = 60.0
+AGENTS = {"holdfast.agent", "holdfast.interop.mindio.file_agent"}
+"""The modules of the processes that trainers start on their host."""
 
 
 @dataclass
@@ -97,7 +99,7 @@ class Host:
             p
             for p in found
             if str(self.folder) in " ".join(p.info["cmdline"] or [])[-2000:]
-            and not {"holdfast.agent", "holdfast.file_agent"}.isdisjoint(p.info["cmdline"] or [])
+            and not AGENTS.isdisjoint(p.info["cmdline"] or [])
         ]
 
     def _agent_folders(self) -> list[Path]:

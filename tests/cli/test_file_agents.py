@@ -14,10 +14,10 @@ import pytest
 
 from holdfast.cli.main import main
 from holdfast.clock import SystemClock
-from holdfast.file_agent import protocol
-from holdfast.file_agent.client import FileAgent
-from holdfast.file_agent.ram_files import data_path
 from holdfast.format.digests import digest
+from holdfast.interop.mindio.file_agent import protocol
+from holdfast.interop.mindio.file_agent.client import FileAgent
+from holdfast.interop.mindio.file_agent.ram_files import data_path
 from tests.hosts import Host, is_running, wait_until
 
 CONTENT = b"weights" * 1000

@@ -44,13 +44,13 @@ BROAD_EXCEPTS: dict[str, str] = {
     "src/holdfast/demo/train.py:main": (
         "the top of a process, which tells the error and ends; other ends wait for other processes"
     ),
-    "src/holdfast/interop/mindio.py:_saved": (
+    "src/holdfast/interop/mindio/calls.py:_saved": (
         "its callers get a code; an object that cannot be pickled raises anything, which is logged"
     ),
-    "src/holdfast/interop/mindio.py:_Sink.write": (
+    "src/holdfast/interop/mindio/calls.py:_Sink.write": (
         "torch.save makes another error of what its sink raises; this one is raised after it"
     ),
-    "src/holdfast/interop/mindio.py:_check": (
+    "src/holdfast/interop/mindio/calls.py:_check": (
         "the top of a thread that runs a user's callback, whose error is logged"
     ),
     "src/holdfast/interop/orbax/orbax_files.py:_translated": "Orbax raises Exception itself",

@@ -30,7 +30,7 @@ from holdfast.errors import (
     StepNotFoundError,
     StructureMismatchError,
 )
-from holdfast.interop.axlearn import Checkpointer
+from holdfast.interop.trainers.axlearn import Checkpointer
 from holdfast.policy.preservation_policy import BestN
 from holdfast.policy.save_decision_policy import ContinuousCheckpointingPolicy
 
@@ -112,7 +112,7 @@ def saves_and_restores(directory: Path) -> None:
 
 def in_another_process(directory: Path) -> list[int]:
     script = (
-        "import sys, json; from holdfast.interop.axlearn import Checkpointer;"
+        "import sys, json; from holdfast.interop.trainers.axlearn import Checkpointer;"
         "print(json.dumps(Checkpointer.checkpoint_steps(sys.argv[1])))"
     )
     done = subprocess.run(

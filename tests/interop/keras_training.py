@@ -17,7 +17,7 @@ os.environ["KERAS_BACKEND"] = "jax"
 import keras
 import numpy as np
 
-from holdfast.interop.keras import HoldfastCheckpoint, load
+from holdfast.interop.trainers.keras import HoldfastCheckpoint, load
 from tests.interop.page_examples import examples
 
 EPOCHS, STEPS = 6, 8

@@ -18,7 +18,7 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from holdfast.interop.lightning import HoldfastCheckpointIO
+from holdfast.interop.trainers.lightning import HoldfastCheckpointIO
 
 FOLDER, LAST = sys.argv[1], int(sys.argv[3])
 

@@ -16,7 +16,7 @@ import torch
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from holdfast import save_decision_policy
-from holdfast.interop.lightning import HoldfastCallback
+from holdfast.interop.trainers.lightning import HoldfastCallback
 
 RUN, LAST = sys.argv[1], int(sys.argv[3])
 

@@ -32,7 +32,7 @@ import holdfast
 import holdfast.interop.orbax as own
 from holdfast.cli.main import main
 from holdfast.errors import CheckpointDamagedError, InvalidArgumentError
-from holdfast.interop.orbax_export import export_orbax
+from holdfast.interop.orbax.orbax_export import export_orbax
 
 TRIPS = {}
 

@@ -17,7 +17,7 @@ from holdfast.errors import (  # noqa: E402
     InvalidArgumentError,
     NotARunError,
 )
-from holdfast.interop.lightning import HoldfastCheckpointIO  # noqa: E402
+from holdfast.interop.trainers.lightning import HoldfastCheckpointIO  # noqa: E402
 
 
 def _checkpoint() -> dict[str, Any]:

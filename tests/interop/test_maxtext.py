@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 import holdfast
-from holdfast.interop.maxtext import STARTUP
+from holdfast.interop.trainers.maxtext import STARTUP
 from tests.hosts import Host
 from tests.interop.trainer_sources import source_or_skip
 

@@ -19,9 +19,10 @@ import pytest
 torch = pytest.importorskip("torch", reason="PyTorch cannot be had here", exc_type=ImportError)
 
 from holdfast.errors import CheckpointDamagedError  # noqa: E402
-from holdfast.file_agent import protocol  # noqa: E402
-from holdfast.file_agent.ram_files import data_path  # noqa: E402
 from holdfast.interop import mindio  # noqa: E402
+from holdfast.interop.mindio import calls  # noqa: E402
+from holdfast.interop.mindio.file_agent import protocol  # noqa: E402
+from holdfast.interop.mindio.file_agent.ram_files import data_path  # noqa: E402
 from tests.hosts import Host, is_running, stop, wait_until  # noqa: E402
 
 TRAINING = Path(__file__).with_name("mindio_training.py")
@@ -32,13 +33,13 @@ class Held:
     """The file agent of a test: it writes nothing while it is held."""
 
     def __init__(self) -> None:
-        self.agent = mindio._session().agent
+        self.agent = calls._session().agent
 
     def reopen(self) -> None:
         """Begins a session of its own, as another process would."""
         self.agent.close()
-        mindio._sessions.clear()
-        self.agent = mindio._session().agent
+        calls._sessions.clear()
+        self.agent = calls._session().agent
 
     def configure(self, **settings: Any) -> None:
         self.agent.call_agent("configure", protocol.Configure(**settings), protocol.Done)
@@ -74,13 +75,13 @@ class Held:
 def held(one_host: Host, monkeypatch: pytest.MonkeyPatch) -> Iterator[Held]:
     for name in ("HOLDFAST_RAM", "HOLDFAST_HOST"):
         monkeypatch.setenv(name, one_host.environment[name])
-    mindio._sessions.clear()
+    calls._sessions.clear()
     assert mindio.initialize({"memfs.data_block_size_in_mb": "1"}) == 0
     made = Held()
     made.hold()
     yield made
     made.agent.close()
-    mindio._sessions.clear()
+    calls._sessions.clear()
 
 
 def test_a_file_is_in_ram_first_and_an_ordinary_file_soon_after(held: Held, tmp_path: Path) -> None:
@@ -220,7 +221,7 @@ def test_an_agent_that_hangs_costs_one_wait(
 ) -> None:
     mindio.save("older", tmp_path / "a")
     pid = held.status().pid
-    monkeypatch.setattr("holdfast.file_agent.client.CALL_SECS", 2.0)
+    monkeypatch.setattr("holdfast.interop.mindio.file_agent.client.CALL_SECS", 2.0)
     held.reopen()
     stop(pid)
     try:
@@ -408,6 +409,15 @@ from holdfast.interop import mindio
 print(mindio.save(torch.full((2_000_000,), 7.0), sys.argv[1]), flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """
+
+
+def test_the_file_agent_imports_neither_a_framework_nor_the_calls() -> None:
+    code = (
+        "import sys; import holdfast.interop.mindio.file_agent.process as _;"
+        "print({'torch', 'jax', 'holdfast.interop.mindio.calls'} & {*sys.modules})"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, "set()\n"), done.stderr
 
 
 def test_a_trainer_killed_right_after_save_has_its_file(one_host: Host, tmp_path: Path) -> None:

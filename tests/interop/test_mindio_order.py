@@ -27,8 +27,9 @@ torch = pytest.importorskip("torch", reason="PyTorch cannot be had here", exc_ty
 from holdfast.agent.agent_directory import make_private  # noqa: E402
 from holdfast.agent.calls import serve_calls  # noqa: E402
 from holdfast.clock import SystemClock  # noqa: E402
-from holdfast.file_agent.service import FileService  # noqa: E402
 from holdfast.interop import mindio  # noqa: E402
+from holdfast.interop.mindio import calls  # noqa: E402
+from holdfast.interop.mindio.file_agent.service import FileService  # noqa: E402
 
 SEED = 20261127
 DELAYED_SHARE = 0.5
@@ -113,16 +114,16 @@ def delays() -> Iterator[Delays]:
 def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("HOLDFAST_RAM", str(tmp_path / "ram"))
     monkeypatch.setenv("HOLDFAST_HOST", "host-a")
-    mindio._sessions.clear()
-    folder = mindio._session().agent.folder
+    calls._sessions.clear()
+    folder = calls._session().agent.folder
     folder.parent.mkdir(parents=True)
     folder.parent.parent.chmod(0o700)
     make_private(folder)
     thread = AgentThread(folder)
     thread.start()
     yield
-    mindio._session().agent.close()
-    mindio._sessions.clear()
+    calls._session().agent.close()
+    calls._sessions.clear()
     thread.end()
 
 

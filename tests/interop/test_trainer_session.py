@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("torch", reason="PyTorch cannot be had here", exc_type=ImportError)
 
 from holdfast.errors import StorageError
-from holdfast.interop.trainer_session import TrainerSession
+from holdfast.interop.trainers.trainer_session import TrainerSession
 from tests.hosts import Host
 
 

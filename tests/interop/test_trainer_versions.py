@@ -15,9 +15,9 @@ import pytest
 pytest.importorskip("jax", reason="JAX cannot be had here", exc_type=ImportError)
 
 AXLEARN, MAXTEXT, TUNIX = (
-    "import holdfast.interop.axlearn",
-    "from holdfast.interop import maxtext; maxtext.install()",
-    "from holdfast.interop import tunix; tunix.install()",
+    "import holdfast.interop.trainers.axlearn",
+    "from holdfast.interop.trainers import maxtext; maxtext.install()",
+    "from holdfast.interop.trainers import tunix; tunix.install()",
 )
 OLD_MAXTEXT = {
     "maxtext/common/checkpointing.py": "def create_orbax_checkpoint_manager(directory): ...",

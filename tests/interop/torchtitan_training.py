@@ -21,7 +21,7 @@ from torchtitan.components.optimizer import (
     ParamGroupConfig,
 )
 
-from holdfast.interop.torchtitan import HoldfastCheckpointManager
+from holdfast.interop.trainers.torchtitan import HoldfastCheckpointManager
 
 RUN, LAST = sys.argv[1], int(sys.argv[3])
 STEPS = 20

@@ -15,7 +15,7 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments
 
 from holdfast import save_decision_policy
-from holdfast.interop.transformers import train
+from holdfast.interop.trainers.transformers import train
 
 RUN, OUTPUT, LAST = sys.argv[1], sys.argv[2], int(sys.argv[3])
 

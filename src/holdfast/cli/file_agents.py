@@ -29,10 +29,10 @@ from holdfast.errors import (
     StorageError,
     WaitTimeoutError,
 )
-from holdfast.file_agent.client import FILES
-from holdfast.file_agent.protocol import FileAgentStatus, FilesAsked, RamFileRecord
-from holdfast.file_agent.ram_files import DATA, RECORDS, is_in_use
 from holdfast.format.json_codec import decode
+from holdfast.interop.mindio.file_agent.client import FILES
+from holdfast.interop.mindio.file_agent.protocol import FileAgentStatus, FilesAsked, RamFileRecord
+from holdfast.interop.mindio.file_agent.ram_files import DATA, RECORDS, is_in_use
 
 POLL_SECS = 0.05
 

@@ -70,7 +70,7 @@ def export(
         number = _step_of(run, step)
         if orbax is not None:
             _use_host_memory()
-            from holdfast.interop.orbax_export import export_orbax
+            from holdfast.interop.orbax.orbax_export import export_orbax
 
             with _progress(f"exporting step {number}") as show:
                 export_orbax(run, number, orbax, show)
@@ -171,7 +171,7 @@ def _hide_late_errors() -> None:
 def _import_orbax(source: Path, directory: str) -> None:
     _use_host_memory()
     _hide_late_errors()
-    from holdfast.interop.orbax_import import import_orbax
+    from holdfast.interop.orbax.orbax_import import import_orbax
 
     imported = skipped = 0
     with output.stderr().status(f"importing {source}") as status:

@@ -1,4 +1,6 @@
-"""Install Holdfast in MaxText when this folder is on PYTHONPATH; see `holdfast.interop.maxtext`.
+"""Install Holdfast in MaxText when this folder is on PYTHONPATH.
+
+`holdfast.interop.trainers.maxtext` names the folder.
 
 Python imports `sitecustomize` at its start. This one waits until the program imports MaxText's
 module of checkpoints, and then runs the next `sitecustomize` on the path, which it hides.
@@ -32,7 +34,7 @@ class _Loader(importlib.abc.Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         self._loader.exec_module(module)
-        importlib.import_module("holdfast.interop.maxtext").install()
+        importlib.import_module("holdfast.interop.trainers.maxtext").install()
 
 
 class _Finder(importlib.abc.MetaPathFinder):

@@ -43,8 +43,9 @@ try:
     from axlearn.common.utils import TensorSpec
 except ImportError as error:
     raise ImportError(
-        "holdfast.interop.axlearn: expected AXLearn with the interface of its commit 34aed43c "
-        f"(BaseCheckpointer, TensorSpec, ElasticDatasetIterator), found one without it: {error}"
+        "holdfast.interop.trainers.axlearn: expected AXLearn with the interface of its commit "
+        "34aed43c (BaseCheckpointer, TensorSpec, ElasticDatasetIterator), found one without it: "
+        f"{error}"
     ) from error
 
 PREEMPTED_STATUS = 143

@@ -16,8 +16,8 @@ from holdfast.agent.config import ALREADY_RUNNING
 from holdfast.agent.launch import is_locked, last_line, reap, spawn
 from holdfast.clock import Clock
 from holdfast.errors import AgentUnavailableError
-from holdfast.file_agent.protocol import FileAgentConfig, FileAgentStatus, FilesAsked
-from holdfast.file_agent.ram_files import RECORDS
+from holdfast.interop.mindio.file_agent.protocol import FileAgentConfig, FileAgentStatus, FilesAsked
+from holdfast.interop.mindio.file_agent.ram_files import RECORDS
 from holdfast.store.object_folder import translated
 
 FILES = "files"
@@ -121,7 +121,7 @@ class FileAgent:
             make_private(self.folder.parent)
             make_private(self.folder)
             try:
-                return spawn(self.folder, "holdfast.file_agent", config)
+                return spawn(self.folder, "holdfast.interop.mindio.file_agent", config)
             except FileNotFoundError:
                 # An agent that leaves has removed the folder.
                 return None

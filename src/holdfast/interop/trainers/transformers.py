@@ -25,7 +25,7 @@ from transformers.trainer_callback import ExportableState
 from holdfast.adapt.torch.objects import Replicated
 from holdfast.adapt.torch.random_state import RandomState
 from holdfast.errors import InvalidArgumentError
-from holdfast.interop.trainer_session import TrainerSession
+from holdfast.interop.trainers.trainer_session import TrainerSession
 
 _STATE_FILE, _WEIGHTS_FILE = "trainer_state.json", "pytorch_model.bin"
 

@@ -22,8 +22,9 @@ import msgspec
 from holdfast.agent.calls import Handler
 from holdfast.clock import Clock
 from holdfast.errors import HoldfastError, InvalidArgumentError, OutOfSpaceError
-from holdfast.file_agent import protocol
-from holdfast.file_agent.file_at_path import (
+from holdfast.format.json_codec import decode
+from holdfast.interop.mindio.file_agent import protocol
+from holdfast.interop.mindio.file_agent.file_at_path import (
     FileLostError,
     FileReplacedError,
     copy_bytes,
@@ -31,8 +32,7 @@ from holdfast.file_agent.file_at_path import (
     write_file,
     written_file,
 )
-from holdfast.file_agent.ram_files import RamFile, RamFiles, data_path, is_current
-from holdfast.format.json_codec import decode
+from holdfast.interop.mindio.file_agent.ram_files import RamFile, RamFiles, data_path, is_current
 from holdfast.store.object_folder import translated
 
 SETTINGS = "settings"

@@ -25,8 +25,9 @@ import msgspec
 
 from holdfast.clock import Clock
 from holdfast.errors import InvalidArgumentError, ObjectNotFoundError, OutOfSpaceError
-from holdfast.file_agent.file_at_path import file_at
-from holdfast.file_agent.protocol import (
+from holdfast.format.json_codec import decode
+from holdfast.interop.mindio.file_agent.file_at_path import file_at
+from holdfast.interop.mindio.file_agent.protocol import (
     FileTarget,
     FoundFile,
     RamFileRecord,
@@ -34,7 +35,6 @@ from holdfast.file_agent.protocol import (
     Seal,
     WrittenFile,
 )
-from holdfast.format.json_codec import decode
 from holdfast.store.file_lock import is_file_locked
 from holdfast.store.memory_limit import memory_left_bytes
 

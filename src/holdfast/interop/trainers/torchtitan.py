@@ -25,7 +25,7 @@ from holdfast import preservation_policy, save_decision_policy
 from holdfast.adapt.torch.objects import Replicated
 from holdfast.adapt.torch.random_state import RandomState
 from holdfast.errors import InvalidArgumentError
-from holdfast.interop.trainer_session import TrainerSession
+from holdfast.interop.trainers.trainer_session import TrainerSession
 
 _NOT_OFFERED = {
     "initial_load_path": "initial_load_path",

@@ -10,16 +10,22 @@ from pathlib import Path
 import pytest
 
 from holdfast.errors import InvalidArgumentError, ObjectNotFoundError, OutOfSpaceError
-from holdfast.file_agent.file_at_path import (
+from holdfast.format.digests import digest
+from holdfast.interop.mindio.file_agent.file_at_path import (
     FileReplacedError,
     finished_files,
     is_replaced,
     make_marker,
     write_file,
 )
-from holdfast.file_agent.protocol import FileTarget, Seal
-from holdfast.file_agent.ram_files import LOCK_SECS, RamFile, RamFiles, data_path, is_current
-from holdfast.format.digests import digest
+from holdfast.interop.mindio.file_agent.protocol import FileTarget, Seal
+from holdfast.interop.mindio.file_agent.ram_files import (
+    LOCK_SECS,
+    RamFile,
+    RamFiles,
+    data_path,
+    is_current,
+)
 from tests.engine.making import memory_folder
 from tests.trust.in_process import StepClock
 

@@ -25,7 +25,7 @@ def install() -> None:
         from tunix.sft import checkpoint_manager
     except ImportError as error:
         raise ImportError(
-            "holdfast.interop.tunix: expected Tunix as of google-tunix 0.1.7, found that "
+            "holdfast.interop.trainers.tunix: expected Tunix as of google-tunix 0.1.7, found that "
             f"tunix.sft.checkpoint_manager cannot be imported: {error}"
         ) from error
     _check(checkpoint_manager)
@@ -44,6 +44,6 @@ def _check(module: ModuleType) -> None:
 
 def _refuse(lacks: str) -> None:
     raise ImportError(
-        "holdfast.interop.tunix: expected Tunix as of google-tunix 0.1.7, found one without "
-        f"tunix.sft.checkpoint_manager.{lacks}; use such a version"
+        "holdfast.interop.trainers.tunix: expected Tunix as of google-tunix 0.1.7, found one "
+        f"without tunix.sft.checkpoint_manager.{lacks}; use such a version"
     )

@@ -15,7 +15,7 @@ try:
     from keras.callbacks import OrbaxCheckpoint
 except ImportError as error:
     raise ImportError(
-        "holdfast.interop.keras: expected Keras 3.13 or newer, with keras.callbacks."
+        "holdfast.interop.trainers.keras: expected Keras 3.13 or newer, with keras.callbacks."
         f"OrbaxCheckpoint, found one without it: {error}"
     ) from error
 

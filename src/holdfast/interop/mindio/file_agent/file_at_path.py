@@ -22,8 +22,8 @@ from pathlib import Path
 
 from holdfast.clock import Clock
 from holdfast.errors import InvalidArgumentError, StorageError
-from holdfast.file_agent.protocol import FileTarget, WrittenFile
 from holdfast.format.digests import BLOCK_SIZE_BYTES, RunningDigest
+from holdfast.interop.mindio.file_agent.protocol import FileTarget, WrittenFile
 
 SUFFIX = ".unfinished"
 NAME_LENGTH_MAX = 180

@@ -1,8 +1,8 @@
 """MaxText: `install()` before the training, and no file of MaxText is edited.
 
 `install` puts Holdfast in the place of the functions that create MaxText's checkpoint managers. By
-environment: `PYTHONPATH=$(python -m holdfast.interop.maxtext)`, a folder with a `sitecustomize`
-that calls `install` when MaxText is imported.
+environment: `PYTHONPATH=$(python -m holdfast.interop.trainers.maxtext)`, a folder with a
+`sitecustomize` that calls `install` when MaxText is imported.
 
 Invariants:
 - Every step is offered to the policies, so that RAM and preemptions are served between the steps
@@ -65,8 +65,8 @@ def install() -> None:
         function = getattr(modules[index], name, None)
         if function is None or argument not in inspect.signature(function).parameters:
             raise ImportError(
-                f"holdfast.interop.maxtext: expected MaxText as of its commit e591f30c, found one "
-                f"without {MODULES[index]}.{name}(... {argument} ...); use such a version"
+                f"holdfast.interop.trainers.maxtext: expected MaxText as of its commit e591f30c, "
+                f"found one without {MODULES[index]}.{name}(... {argument} ...); use such a version"
             )
     own_create, own_decides = (
         train_utils.create_checkpoint_manager,
@@ -96,8 +96,8 @@ def _module(name: str) -> Any:
         return importlib.import_module(name)
     except ImportError as error:
         raise ImportError(
-            f"holdfast.interop.maxtext: expected MaxText as of its commit e591f30c, found that "
-            f"{name} cannot be imported: {error}"
+            f"holdfast.interop.trainers.maxtext: expected MaxText as of its commit e591f30c, found "
+            f"that {name} cannot be imported: {error}"
         ) from error
 
 

@@ -16,9 +16,9 @@ from holdfast.agent.calls import serve_calls
 from holdfast.agent.config import ALREADY_RUNNING
 from holdfast.agent.place import locked_place
 from holdfast.clock import SystemClock
-from holdfast.file_agent.protocol import FileAgentConfig
-from holdfast.file_agent.service import FileService
 from holdfast.format.json_codec import decode
+from holdfast.interop.mindio.file_agent.protocol import FileAgentConfig
+from holdfast.interop.mindio.file_agent.service import FileService
 
 NICENESS = 10
 LOG = "log"

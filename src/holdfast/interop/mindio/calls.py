@@ -1,9 +1,9 @@
-"""The calls of MindIO ACP, for trainers that save whole files: `import … as mindio_acp`.
+"""Save, load and wait for whole files: the functions of MindIO ACP.
 
-`save` serialises with `torch.save` into the RAM of this host's file agent (`holdfast.file_agent`)
-and returns. The agent, which outlives the trainer, writes the bytes to the path: an ordinary file
-of `torch.save`, synced and renamed, so that any reader opens it and none sees half of it. `load`
-takes a file from RAM while it is there.
+`save` serialises with `torch.save` into the RAM of this host's file agent and returns. The agent
+(`file_agent`), which outlives the trainer, writes the bytes to the path: an ordinary file of
+`torch.save`, synced and renamed, so that any reader opens it and none sees half of it. `load` takes
+a file from RAM while it is there.
 
 The functions have MindIO's arguments and return codes. They log their errors, and raise none but
 `load`, which raises those of `torch.load`.
@@ -32,17 +32,17 @@ from holdfast.errors import (
     InvalidArgumentError,
     StorageError,
 )
-from holdfast.file_agent import protocol
-from holdfast.file_agent.client import FileAgent
-from holdfast.file_agent.file_at_path import (
+from holdfast.format.digests import RunningDigest, digest
+from holdfast.interop.mindio.file_agent import protocol
+from holdfast.interop.mindio.file_agent.client import FileAgent
+from holdfast.interop.mindio.file_agent.file_at_path import (
     check_place,
     copy_bytes,
     finished_files,
     make_marker,
     new_file,
 )
-from holdfast.file_agent.ram_files import data_path
-from holdfast.format.digests import RunningDigest, digest
+from holdfast.interop.mindio.file_agent.ram_files import data_path
 from holdfast.store.object_folder import translated
 
 FAILED: Final = -1
@@ -70,7 +70,7 @@ _RANGES = {
 }
 _SWITCH = "memfs.write.parallel.enabled"
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("holdfast.interop.mindio")
 
 
 class _Session:

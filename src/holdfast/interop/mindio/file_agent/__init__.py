@@ -4,5 +4,5 @@ A trainer serialises a file into RAM, and goes on once the file is *sealed*. The
 process of the user's own on each host, outlives the trainer and writes the bytes as an ordinary
 file. It knows nothing of runs, of frameworks, and of what is in a file.
 
-`python -m holdfast.file_agent` runs it; `client` starts it.
+`python -m holdfast.interop.mindio.file_agent` runs it; `client` starts it.
 """

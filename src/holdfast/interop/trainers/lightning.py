@@ -29,7 +29,7 @@ from holdfast.adapt.torch.objects import Replicated
 from holdfast.adapt.torch.random_state import RandomState
 from holdfast.clock import SystemClock
 from holdfast.errors import InvalidArgumentError, NotARunError
-from holdfast.interop.trainer_session import TrainerSession
+from holdfast.interop.trainers.trainer_session import TrainerSession
 from holdfast.manager import load, save
 from holdfast.manager.one_shot import is_saved_one
 from holdfast.store.object_folder import translated

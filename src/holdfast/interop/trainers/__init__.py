@@ -1,0 +1,1 @@
+"""Trainers of other projects that save with Holdfast: one module for each."""
