@@ -39,7 +39,6 @@ from holdfast.interop.orbax import (
 from holdfast.interop.orbax import options as ocp_options
 from holdfast.interop.orbax.checkpoint_managers import preservation_policy as preservation
 from holdfast.interop.orbax.checkpoint_managers import save_decision_policy as decisions
-from holdfast.interop.orbax.class_names import named
 from holdfast.interop.orbax.errors import CheckpointNotFoundError, StepAlreadyExistsError
 from holdfast.interop.orbax.options import CheckpointManagerOptions
 from holdfast.interop.orbax.paths import path_of
@@ -59,8 +58,7 @@ EXCLUDING = (
 log = logging.getLogger(__name__)
 
 
-@named("CheckpointManager")
-class OrbaxCheckpointManager:
+class CheckpointManager:
     """Save and restore checkpoints by Orbax's calls, stored and protected by Holdfast.
 
     Args:
@@ -734,6 +732,3 @@ def _numbers(metrics: Any) -> dict[str, float] | None:
             except (TypeError, ValueError):
                 continue
     return found or None
-
-
-CheckpointManager = OrbaxCheckpointManager

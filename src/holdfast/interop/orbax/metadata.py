@@ -11,7 +11,6 @@ import numpy as np
 
 from holdfast.errors import InvalidArgumentError
 from holdfast.interop.orbax import outlines
-from holdfast.interop.orbax.class_names import named
 from holdfast.interop.orbax.outlines import SavedLeaf, TreeOutline
 from holdfast.interop.orbax.records import ItemRecord, StepRecord
 
@@ -49,8 +48,7 @@ class LeafMetadata:
     storage: Any = None
 
 
-@named("ArrayMetadata")
-class OrbaxArrayMetadata(LeafMetadata):
+class ArrayMetadata(LeafMetadata):
     """An array."""
 
 
@@ -159,6 +157,3 @@ def of_step(record: StepRecord, items: Any) -> StepMetadata:
         commit_timestamp_nsecs=nsecs,
         custom_metadata=record.custom_metadata or {},
     )
-
-
-ArrayMetadata = OrbaxArrayMetadata

@@ -14,7 +14,7 @@ from typing import Any
 
 from holdfast.errors import InvalidArgumentError
 from holdfast.interop.orbax import args as ocp_args
-from holdfast.interop.orbax.checkpoint_manager import OrbaxCheckpointManager
+from holdfast.interop.orbax.checkpoint_manager import CheckpointManager
 from holdfast.interop.orbax.checkpoint_managers import preservation_policy as preservation
 from holdfast.interop.orbax.checkpoint_managers import save_decision_policy as decisions
 from holdfast.interop.orbax.options import CheckpointManagerOptions
@@ -140,7 +140,7 @@ class PeerOptions:
     step_name_format: Any = None
 
 
-class TieredCheckpointManager(OrbaxCheckpointManager):
+class TieredCheckpointManager(CheckpointManager):
     """A manager whose run has saves for RAM alone beside the durable ones.
 
     Args:

@@ -101,7 +101,7 @@ def _module(name: str) -> Any:
         ) from error
 
 
-class MaxTextManager(orbax_manager.OrbaxCheckpointManager):
+class MaxTextManager(orbax_manager.CheckpointManager):
     """The manager that MaxText's trainer calls.
 
     Args:

@@ -14,19 +14,16 @@ from typing import Any, Protocol
 
 from holdfast.errors import InvalidArgumentError
 from holdfast.interop.orbax.checkpoint_managers.save_decision_policy import PolicyCheckpointInfo
-from holdfast.interop.orbax.class_names import named
 
 Infos = Sequence[PolicyCheckpointInfo]
 
 
-@named("PreservationContext")
 @dataclasses.dataclass(kw_only=True)
-class OrbaxPreservationContext:
+class PreservationContext:
     """The state of the run at a decision; it has no fields."""
 
 
-@named("PreservationPolicy")
-class OrbaxPreservationPolicy(Protocol):
+class PreservationPolicy(Protocol):
     """Any object with this method is a policy."""
 
     def should_preserve(
@@ -47,9 +44,8 @@ class PreserveAll:
         return [True] * len(checkpoints)
 
 
-@named("LatestN")
 @dataclasses.dataclass
-class OrbaxLatestN:
+class LatestN:
     """Keeps the newest `n` checkpoints; with None, all."""
 
     n: int | None = None
@@ -77,9 +73,8 @@ class LatestDuration:
         return [index >= first for index in range(len(young))]
 
 
-@named("EveryNSeconds")
 @dataclasses.dataclass
-class OrbaxEveryNSeconds:
+class EveryNSeconds:
     """Keeps the first checkpoint, then each one at least `interval_secs` after the last kept."""
 
     interval_secs: int
@@ -93,9 +88,8 @@ class OrbaxEveryNSeconds:
         )
 
 
-@named("EveryNSteps")
 @dataclasses.dataclass
-class OrbaxEveryNSteps:
+class EveryNSteps:
     """Keeps multiples of `interval_steps`, or with `exact_interval=False` steps that far apart."""
 
     interval_steps: int
@@ -143,8 +137,7 @@ class EveryNStepsClosest:
         return _last([index in staying for index in range(len(steps))], self.max_to_keep)
 
 
-@named("CustomSteps")
-class OrbaxCustomSteps:
+class CustomSteps:
     """Keeps the listed steps."""
 
     def __init__(self, steps: Sequence[int]) -> None:
@@ -157,9 +150,8 @@ class OrbaxCustomSteps:
         return [checkpoint.step in self.steps for checkpoint in checkpoints]
 
 
-@named("BestN")
 @dataclasses.dataclass(kw_only=True)
-class OrbaxBestN:
+class BestN:
     """Keeps the `n` best checkpoints, as a function of the metrics ranks them; NaN ranks lowest.
 
     Args:
@@ -187,12 +179,11 @@ class OrbaxBestN:
         return [index in staying for index in range(len(checkpoints))]
 
 
-@named("AnyPreservationPolicy")
 @dataclasses.dataclass
-class OrbaxAnyPreservationPolicy:
+class AnyPreservationPolicy:
     """Keeps each checkpoint that one of the policies keeps."""
 
-    policies: Sequence[OrbaxPreservationPolicy]
+    policies: Sequence[PreservationPolicy]
 
     def should_preserve(
         self, checkpoints: Infos, *, context: PreservationContext
@@ -237,13 +228,3 @@ def _check_interval(policy: object, interval: int) -> None:
             f"{type(policy).__name__}(interval_steps=...): expected an int of at least 1, found "
             f"{interval!r}"
         )
-
-
-PreservationContext = OrbaxPreservationContext
-PreservationPolicy = OrbaxPreservationPolicy
-LatestN = OrbaxLatestN
-EveryNSeconds = OrbaxEveryNSeconds
-EveryNSteps = OrbaxEveryNSteps
-CustomSteps = OrbaxCustomSteps
-BestN = OrbaxBestN
-AnyPreservationPolicy = OrbaxAnyPreservationPolicy

@@ -12,8 +12,6 @@ from collections.abc import Container, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Protocol
 
-from holdfast.interop.orbax.class_names import named
-
 
 @dataclasses.dataclass(frozen=True)
 class PolicyCheckpointInfo:
@@ -33,8 +31,7 @@ class DecisionContext:
     multiprocessing_options: Any
 
 
-@named("SaveDecisionPolicy")
-class OrbaxSaveDecisionPolicy(Protocol):
+class SaveDecisionPolicy(Protocol):
     """Any object with this method is a policy."""
 
     def should_save(
@@ -48,9 +45,8 @@ class OrbaxSaveDecisionPolicy(Protocol):
         ...
 
 
-@named("FixedIntervalPolicy")
 @dataclasses.dataclass
-class OrbaxFixedIntervalPolicy:
+class FixedIntervalPolicy:
     """Saves each step that is a multiple of `interval`."""
 
     interval: int
@@ -66,9 +62,8 @@ class OrbaxFixedIntervalPolicy:
         return step.step % self.interval == 0
 
 
-@named("SpecificStepsPolicy")
 @dataclasses.dataclass
-class OrbaxSpecificStepsPolicy:
+class SpecificStepsPolicy:
     """Saves the listed steps."""
 
     steps: Container[int]
@@ -84,9 +79,8 @@ class OrbaxSpecificStepsPolicy:
         return step.step in self.steps
 
 
-@named("ContinuousCheckpointingPolicy")
 @dataclasses.dataclass(kw_only=True)
-class OrbaxContinuousCheckpointingPolicy:
+class ContinuousCheckpointingPolicy:
     """Saves as soon as no save is in progress and the interval has passed."""
 
     minimum_interval_secs: int | None = None
@@ -106,9 +100,8 @@ class OrbaxContinuousCheckpointingPolicy:
         return step.time - previous_steps[-1].time >= timedelta(seconds=self.minimum_interval_secs)
 
 
-@named("PreemptionCheckpointingPolicy")
 @dataclasses.dataclass
-class OrbaxPreemptionCheckpointingPolicy:
+class PreemptionCheckpointingPolicy:
     """Saves when a preemption was announced."""
 
     def should_save(
@@ -137,12 +130,11 @@ class InitialSavePolicy:
         return not previous_steps
 
 
-@named("AnySavePolicy")
 @dataclasses.dataclass
-class OrbaxAnySavePolicy:
+class AnySavePolicy:
     """Saves when at least one of the policies would."""
 
-    policies: Sequence[OrbaxSaveDecisionPolicy]
+    policies: Sequence[SaveDecisionPolicy]
 
     def should_save(
         self,
@@ -174,11 +166,3 @@ class ShouldSaveFunction:
         """Return what the function returns."""
         newest = previous_steps[-1].step if previous_steps else None
         return bool(self.function(step.step, newest))
-
-
-SaveDecisionPolicy = OrbaxSaveDecisionPolicy
-FixedIntervalPolicy = OrbaxFixedIntervalPolicy
-SpecificStepsPolicy = OrbaxSpecificStepsPolicy
-ContinuousCheckpointingPolicy = OrbaxContinuousCheckpointingPolicy
-PreemptionCheckpointingPolicy = OrbaxPreemptionCheckpointingPolicy
-AnySavePolicy = OrbaxAnySavePolicy

@@ -16,7 +16,6 @@ from holdfast.interop.orbax.checkpoint_managers import (
 from holdfast.interop.orbax.checkpoint_managers import (
     save_decision_policy as save_decision_policies,
 )
-from holdfast.interop.orbax.class_names import named
 from holdfast.interop.orbax.errors import (
     CheckpointNotFoundError,
     StepAlreadyExistsError,
@@ -27,12 +26,11 @@ from holdfast.interop.orbax.step import build_step_path, standard_name_format
 from holdfast.interop.orbax.v1 import trees
 from holdfast.interop.orbax.v1.context import Context, current
 from holdfast.interop.orbax.v1.responses import AsyncResponse, completed
-from holdfast.interop.orbax.v1.trees import STATE, PathMetadata
+from holdfast.interop.orbax.v1.trees import STATE
 
 
-@named("CheckpointMetadata")
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class StepCheckpointMetadata(PathMetadata):
+class CheckpointMetadata(trees.CheckpointMetadata):
     """One checkpoint of a `Checkpointer`: its step and metrics too."""
 
     step: int
@@ -44,17 +42,15 @@ class StepCheckpointMetadata(PathMetadata):
         return self.commit_timestamp
 
 
-@named("RootMetadata")
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class SequenceMetadata:
+class RootMetadata:
     """What was given to the `Checkpointer` as `custom_metadata`."""
 
     directory: Any
     custom_metadata: Any = None
 
 
-@named("Checkpointer")
-class TrainingCheckpointer:
+class Checkpointer:
     """Save and load the checkpoints of a training by the calls of Orbax's second interface.
 
     Args:
@@ -106,7 +102,7 @@ class TrainingCheckpointer:
             directory, options=options, metadata=custom_metadata, logger=logger
         )
 
-    def __enter__(self) -> TrainingCheckpointer:
+    def __enter__(self) -> Checkpointer:
         return self
 
     def __exit__(
@@ -123,15 +119,15 @@ class TrainingCheckpointer:
         return self._manager.directory
 
     @property
-    def latest(self) -> StepCheckpointMetadata | None:
+    def latest(self) -> CheckpointMetadata | None:
         """The newest checkpoint; None if there is none."""
         return self.checkpoints[-1] if self.checkpoints else None
 
     @property
-    def checkpoints(self) -> Sequence[StepCheckpointMetadata]:
+    def checkpoints(self) -> Sequence[CheckpointMetadata]:
         """The checkpoints, ascending, without what is in them."""
         return [
-            StepCheckpointMetadata(
+            CheckpointMetadata(
                 step=info.step,
                 path=build_step_path(self.directory, self._names, info.step),
                 metadata=None,
@@ -141,13 +137,13 @@ class TrainingCheckpointer:
             for info in self._manager.infos
         ]
 
-    def _step(self, step: int | StepCheckpointMetadata | None) -> int:
+    def _step(self, step: int | CheckpointMetadata | None) -> int:
         """Return the step meant.
 
         Raises:
             CheckpointNotFoundError: It is not there.
         """
-        number = step.step if isinstance(step, StepCheckpointMetadata) else step
+        number = step.step if isinstance(step, CheckpointMetadata) else step
         steps = self._manager.all_steps()
         if number is None and steps:
             return steps[-1]
@@ -255,7 +251,7 @@ class TrainingCheckpointer:
 
     def load(
         self,
-        step: int | StepCheckpointMetadata | None = None,
+        step: int | CheckpointMetadata | None = None,
         abstract_state: Any = None,
         *,
         checkpointable_name: str = STATE,
@@ -276,7 +272,7 @@ class TrainingCheckpointer:
         return self.load_checkpointables(step, wanted)[checkpointable_name]
 
     def load_checkpointables(
-        self, step: int | StepCheckpointMetadata | None = None, abstract_checkpointables: Any = None
+        self, step: int | CheckpointMetadata | None = None, abstract_checkpointables: Any = None
     ) -> dict[str, Any]:
         """Return checkpointables by name: those asked for, or all as they were saved.
 
@@ -285,7 +281,7 @@ class TrainingCheckpointer:
         """
         number = self._step(step)
         wanted = abstract_checkpointables
-        if isinstance(wanted, PathMetadata):
+        if isinstance(wanted, trees.CheckpointMetadata):
             wanted = wanted.metadata
         return self._manager.restore_items(
             number,
@@ -309,21 +305,21 @@ class TrainingCheckpointer:
 
     def metadata(
         self,
-        step: int | StepCheckpointMetadata | None = None,
+        step: int | CheckpointMetadata | None = None,
         checkpointable_name: str = STATE,
-    ) -> StepCheckpointMetadata:
+    ) -> CheckpointMetadata:
         """Return the metadata of the pytree of a step, or of the newest step."""
         found = self.checkpointables_metadata(step)
         return dataclasses.replace(found, metadata=found.metadata.get(checkpointable_name))
 
     def checkpointables_metadata(
-        self, step: int | StepCheckpointMetadata | None = None
-    ) -> StepCheckpointMetadata:
+        self, step: int | CheckpointMetadata | None = None
+    ) -> CheckpointMetadata:
         """Return the metadata of all checkpointables of a step, or of the newest step."""
         number = self._step(step)
         record = self._manager.step_record(number)
         nsecs = int(record.time.timestamp() * 1e9)
-        return StepCheckpointMetadata(
+        return CheckpointMetadata(
             step=number,
             path=build_step_path(self.directory, self._names, number),
             metadata=trees.abstract_items(record),
@@ -333,10 +329,10 @@ class TrainingCheckpointer:
             custom_metadata=record.custom_metadata or {},
         )
 
-    def root_metadata(self) -> SequenceMetadata:
+    def root_metadata(self) -> RootMetadata:
         """Return the metadata of the run."""
         found = self._manager.metadata().custom_metadata
-        return SequenceMetadata(directory=self.directory, custom_metadata=found)
+        return RootMetadata(directory=self.directory, custom_metadata=found)
 
     def reload(self) -> None:
         """List the run again."""
@@ -344,7 +340,7 @@ class TrainingCheckpointer:
 
     # Ending.
 
-    def delete(self, step: int | StepCheckpointMetadata, *, missing_ok: bool = False) -> bool:
+    def delete(self, step: int | CheckpointMetadata, *, missing_ok: bool = False) -> bool:
         """Remove a checkpoint; return whether it was there.
 
         Raises:
@@ -373,8 +369,3 @@ class TrainingCheckpointer:
     save_pytree, save_pytree_async = save, save_async
     load_pytree, load_pytree_async = load, load_async
     pytree_metadata = metadata
-
-
-Checkpointer = TrainingCheckpointer
-RootMetadata = SequenceMetadata
-CheckpointMetadata = StepCheckpointMetadata

@@ -20,7 +20,6 @@ from holdfast.errors import InvalidArgumentError
 from holdfast.interop.orbax import args as ocp_args
 from holdfast.interop.orbax import metadata as metadata_of
 from holdfast.interop.orbax import outlines
-from holdfast.interop.orbax.class_names import named
 from holdfast.interop.orbax.metadata import LeafMetadata
 from holdfast.interop.orbax.records import DEFAULT_ITEM, StepRecord
 from holdfast.interop.orbax.restore_args import restore_args_as_placed
@@ -33,9 +32,8 @@ class NumpyMetadata(LeafMetadata):
     """A NumPy array."""
 
 
-@named("CheckpointMetadata")
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class PathMetadata:
+class CheckpointMetadata:
     """One checkpoint: `metadata` is an abstract tree, or one by the name of each checkpointable."""
 
     path: Any
@@ -126,7 +124,7 @@ def restore_args(abstract: Any, *, is_part: bool) -> Any:
     """Return the arguments that load a checkpointable like `abstract`; None as it was saved."""
     if abstract is None:
         return None
-    if isinstance(abstract, PathMetadata):
+    if isinstance(abstract, CheckpointMetadata):
         abstract = abstract.metadata
     if has_state(abstract) and not isinstance(abstract, type):
         return StateRestore(abstract)
@@ -191,6 +189,3 @@ def tree_name(record: StepRecord, wanted: str | None) -> str:
     raise InvalidArgumentError(
         f"load: expected a checkpoint with a tree, found {', '.join(record.items) or 'nothing'}"
     )
-
-
-CheckpointMetadata = PathMetadata

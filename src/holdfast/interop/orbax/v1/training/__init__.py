@@ -9,9 +9,7 @@ from holdfast.interop.orbax.checkpoint_managers import (
 from holdfast.interop.orbax.checkpoint_managers import (
     save_decision_policy as save_decision_policies,
 )
-from holdfast.interop.orbax.v1.checkpointer import SequenceMetadata as RootMetadata
-from holdfast.interop.orbax.v1.checkpointer import StepCheckpointMetadata as CheckpointMetadata
-from holdfast.interop.orbax.v1.checkpointer import TrainingCheckpointer as Checkpointer
+from holdfast.interop.orbax.v1.checkpointer import Checkpointer, CheckpointMetadata, RootMetadata
 
 if not TYPE_CHECKING:
     __getattr__ = missing_names.refusal("v1.training")
