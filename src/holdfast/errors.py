@@ -6,10 +6,16 @@ Invariants:
 - A message names the operation that failed, its object, what was expected, what was found and what
   to do next.
 
-Errors of other libraries and of the operating system are translated once, where they enter.
+Errors of other libraries and of the operating system are translated once, where they enter;
+`translated` does so for files.
 """
 
 from __future__ import annotations
+
+import contextlib
+import errno
+from collections.abc import Iterator
+from pathlib import Path
 
 
 class HoldfastError(Exception):
@@ -139,3 +145,39 @@ def error_named(name: str, message: str) -> HoldfastError:
     if not (isinstance(kind, type) and issubclass(kind, HoldfastError)) or kind is SaveFailedError:
         return HoldfastError(message)
     return kind(message)
+
+
+@contextlib.contextmanager
+def translated(action: str, path: Path) -> Iterator[None]:
+    """Turn an OSError into a StorageError that names the operation, the path and a remedy.
+
+    Args:
+        action: the operation, which the path follows in the message: `save to`.
+        path: the object.
+
+    Raises:
+        ObjectNotFoundError: nothing is at the path.
+        OutOfSpaceError: no space, or no quota, is left.
+        StorageError: any other error of the operating system.
+    """
+    try:
+        yield
+    except (FileNotFoundError, IsADirectoryError) as error:
+        raise ObjectNotFoundError(f"{action} {path}: there is no such object") from error
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise OutOfSpaceError(
+                f"{action} {path}: no space left ({error.strerror}); free some, or keep fewer "
+                "checkpoints"
+            ) from error
+        advice = _ADVICE.get(error.errno or 0, "check the storage")
+        raise StorageError(
+            f"{action} {path}: {error.strerror} (errno {error.errno}); {advice}"
+        ) from error
+
+
+_DENIED = (errno.EACCES, errno.EPERM, errno.EROFS)
+_ADVICE = dict.fromkeys(_DENIED, "check its permissions and mount") | {
+    errno.EFBIG: "raise the limit of file sizes (`ulimit -f`), or use storage without one",
+    errno.EMFILE: "raise the limit of open files (`ulimit -n`)",
+}

@@ -17,10 +17,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TextIO
 
-from holdfast.errors import StorageError
+from holdfast.errors import StorageError, translated
 from holdfast.events.segments import open_event_file, open_folder
 from holdfast.store.location import RunLocation
-from holdfast.store.object_folder import translated
 
 QUEUE_LINES_MAX = 10_000
 LAST_LINES_SECS = 5.0

@@ -22,14 +22,13 @@ from holdfast.clock import SystemClock
 from holdfast.engine.reading.metadata import ArrayMetadata, CheckpointMetadata, metadata_of
 from holdfast.engine.reading.restore import fill_targets
 from holdfast.engine.reading.sources import CheckpointSources
-from holdfast.errors import InvalidArgumentError, UnsupportedLeafError
+from holdfast.errors import InvalidArgumentError, UnsupportedLeafError, translated
 from holdfast.format.dtypes import item_size_bytes, numpy_dtype, safetensors_form
 from holdfast.format.grid import Region, region_shape
 from holdfast.format.paths import path_name
 from holdfast.format.placement import RestoreTarget
 from holdfast.job.run_access import read_only
 from holdfast.manager.one_shot import locked_directory, put_in_place, remove_leftovers
-from holdfast.store.object_folder import translated
 
 SHARD_SIZE_BYTES = 5 * 10**9
 PIECE_SIZE_BYTES = 64 * 1024 * 1024

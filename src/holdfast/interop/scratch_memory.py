@@ -20,12 +20,12 @@ import numpy as np
 from holdfast.adapt.contract import RestoreRequest
 from holdfast.adapt.nested import NestedRestoration
 from holdfast.engine.reading.restore import fill_targets
+from holdfast.errors import translated
 from holdfast.format.placement import RestoreTarget
 from holdfast.format.records import ArraySpec
 from holdfast.format.values import decode_value
 from holdfast.job.run_access import read_only
 from holdfast.store.location import RunLocation
-from holdfast.store.object_folder import translated
 
 ALIGNMENT_BYTES = 64
 GROUP_SIZE_BYTES = 64 * 1024 * 1024

@@ -32,6 +32,7 @@ from holdfast.errors import (
     RunBusyError,
     StorageError,
     StorageRefusedError,
+    translated,
 )
 from holdfast.format.json_codec import decode
 from holdfast.format.names import RUN_FILE, CheckpointId
@@ -47,7 +48,7 @@ from holdfast.store.durable import DurableStore
 from holdfast.store.file_system import LOCAL
 from holdfast.store.free_names import UNFINISHED
 from holdfast.store.location import RunLocation, open_durable
-from holdfast.store.object_folder import make_folder, translated
+from holdfast.store.object_folder import make_folder
 
 log = logging.getLogger(__name__)
 

@@ -37,7 +37,7 @@ from holdfast.engine.lifecycle.catalog import list_checkpoints
 from holdfast.engine.lifecycle.commit import commit
 from holdfast.engine.lifecycle.run import create_run, read_run_record
 from holdfast.engine.saving.part_writer import write_part
-from holdfast.errors import HoldfastError, InvalidArgumentError
+from holdfast.errors import HoldfastError, InvalidArgumentError, translated
 from holdfast.format.names import (
     EVENTS,
     LEASES,
@@ -60,7 +60,6 @@ from holdfast.store.disk import DiskStore
 from holdfast.store.file_system import LOCAL
 from holdfast.store.free_names import UNFINISHED
 from holdfast.store.location import RunLocation
-from holdfast.store.object_folder import translated
 from holdfast.store.renames import exchange, rename_to_new
 
 SAVED = CheckpointId(0, AttemptId(1, "0" * TOKEN_CHARS))

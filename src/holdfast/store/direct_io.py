@@ -13,8 +13,9 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+from holdfast.errors import translated
 from holdfast.store.file_system import FileSystem
-from holdfast.store.object_folder import FileReader, translated
+from holdfast.store.object_folder import FileReader
 
 ALIGNMENT_BYTES = 4096
 DIRECT_SIZE_MIN_BYTES = 1024 * 1024

@@ -12,12 +12,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from holdfast.clock import Clock
-from holdfast.errors import ObjectNotFoundError
+from holdfast.errors import ObjectNotFoundError, translated
 from holdfast.store.contract import StoredObject
 from holdfast.store.durable import TimedObject
 from holdfast.store.file_system import LOCAL
 from holdfast.store.free_names import UNFINISHED
-from holdfast.store.object_folder import ObjectFolder, translated
+from holdfast.store.object_folder import ObjectFolder
 from holdfast.store.run_directory import RunDirectory
 
 

@@ -1,4 +1,4 @@
-"""Objects as files in folders: atomic writes, listing, reading and error translation.
+"""Objects as files in folders: atomic writes, listing and reading.
 
 The base of the stores on disk and in RAM. Unfinished objects are named `.NAME.TOKEN.unfinished`
 beside their final name; names that start with a dot are never objects. A durable folder adds the
@@ -22,8 +22,8 @@ from holdfast.clock import Clock
 from holdfast.errors import (
     CheckpointDamagedError,
     ObjectNotFoundError,
-    OutOfSpaceError,
     StorageError,
+    translated,
 )
 from holdfast.format.sealed import RECORD_SIZE_MAX_BYTES
 from holdfast.store.contract import StoredObject, check_key
@@ -42,30 +42,6 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-@contextlib.contextmanager
-def translated(action: str, path: Path) -> Iterator[None]:
-    """Turn an OSError into a StorageError that names the operation, the path and a remedy."""
-    try:
-        yield
-    except (FileNotFoundError, IsADirectoryError) as error:
-        raise ObjectNotFoundError(f"{action} {path}: there is no such object") from error
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise OutOfSpaceError(
-                f"{action} {path}: no space left ({error.strerror}); free some, or keep fewer "
-                "checkpoints"
-            ) from error
-        advice = _ADVICE.get(error.errno or 0, "check the storage")
-        raise StorageError(
-            f"{action} {path}: {error.strerror} (errno {error.errno}); {advice}"
-        ) from error
-
-
-_DENIED = (errno.EACCES, errno.EPERM, errno.EROFS)
-_ADVICE = dict.fromkeys(_DENIED, "check its permissions and mount") | {
-    errno.EFBIG: "raise the limit of file sizes (`ulimit -f`), or use storage without one",
-    errno.EMFILE: "raise the limit of open files (`ulimit -n`)",
-}
 # Raised for a path below an object, for a symbolic link and for a socket.
 _NO_OBJECT = (errno.ENOTDIR, errno.ELOOP, errno.ENXIO)
 
@@ -431,7 +407,7 @@ def _sync_young(files: FileSystem, folder: Path) -> None:
                 sync_folder(files, folder.parent)
             except OSError as error:
                 # A file system above the run may not support syncing folders.
-                if error.errno not in (errno.EINVAL, errno.EROFS, *_DENIED):
+                if error.errno not in (errno.EINVAL, errno.EACCES, errno.EPERM, errno.EROFS):
                     raise
             folder = folder.parent
 

@@ -20,12 +20,12 @@ from pathlib import Path
 from typing import Protocol, TypeVar, cast
 
 from holdfast.clock import Clock
-from holdfast.errors import HoldfastError, InvalidArgumentError, StorageError
+from holdfast.errors import HoldfastError, InvalidArgumentError, StorageError, translated
 from holdfast.format.buffers import Buffer
 from holdfast.store.contract import Source, StoredObject, exact_blocks, read_each, source_of
 from holdfast.store.file_system import LOCAL, FileSystem
 from holdfast.store.mappings import ReadMappings
-from holdfast.store.object_folder import FileReader, ObjectFolder, translated
+from holdfast.store.object_folder import FileReader, ObjectFolder
 from holdfast.store.slots import SLOTS
 
 IMAGE_SUFFIX = ".safetensors"

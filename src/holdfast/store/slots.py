@@ -23,10 +23,10 @@ from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
 from holdfast.clock import Clock
-from holdfast.errors import OutOfSpaceError
+from holdfast.errors import OutOfSpaceError, translated
 from holdfast.store.file_system import LOCAL, FileSystem
 from holdfast.store.memory_limit import memory_left_bytes
-from holdfast.store.object_folder import make_folder, translated
+from holdfast.store.object_folder import make_folder
 
 SLOTS = "slots"
 _BLOCK_SIZE_BYTES = 512

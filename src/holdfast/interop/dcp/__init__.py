@@ -59,6 +59,7 @@ from holdfast.errors import (
     NotARunError,
     StructureMismatchError,
     UnsupportedLeafError,
+    translated,
 )
 from holdfast.format.dtypes import numpy_dtype
 from holdfast.format.grid import Region, chunk_count, chunk_region, chunk_shape_of, region_shape
@@ -77,7 +78,6 @@ from holdfast.manager.one_shot import (
 )
 from holdfast.store.disk import DiskStore
 from holdfast.store.location import RunLocation
-from holdfast.store.object_folder import translated
 
 log = logging.getLogger(__name__)
 

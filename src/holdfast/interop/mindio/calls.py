@@ -31,6 +31,7 @@ from holdfast.errors import (
     HoldfastError,
     InvalidArgumentError,
     StorageError,
+    translated,
 )
 from holdfast.format.digests import RunningDigest, digest
 from holdfast.interop.mindio.file_agent import protocol
@@ -43,7 +44,6 @@ from holdfast.interop.mindio.file_agent.file_at_path import (
     new_file,
 )
 from holdfast.interop.mindio.file_agent.ram_files import data_path
-from holdfast.store.object_folder import translated
 
 FAILED: Final = -1
 SAVED_IN_RAM: Final = 1

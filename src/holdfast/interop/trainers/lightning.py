@@ -28,11 +28,10 @@ from lightning.pytorch.plugins import CheckpointIO
 from holdfast.adapt.torch.objects import Replicated
 from holdfast.adapt.torch.random_state import RandomState
 from holdfast.clock import SystemClock
-from holdfast.errors import InvalidArgumentError, NotARunError
+from holdfast.errors import InvalidArgumentError, NotARunError, translated
 from holdfast.interop.trainers.trainer_session import TrainerSession
 from holdfast.manager import load, save
 from holdfast.manager.one_shot import is_saved_one
-from holdfast.store.object_folder import translated
 
 ARRAYS = ("state_dict", "optimizer_states")
 """The entries of Lightning's checkpoints that are stored as arrays, the others by `torch.save`."""

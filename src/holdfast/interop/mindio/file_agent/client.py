@@ -15,10 +15,9 @@ from holdfast.agent.client import AgentClient, AgentGoneError, AgentSilentError
 from holdfast.agent.config import ALREADY_RUNNING
 from holdfast.agent.launch import is_locked, last_line, reap, spawn
 from holdfast.clock import Clock
-from holdfast.errors import AgentUnavailableError
+from holdfast.errors import AgentUnavailableError, translated
 from holdfast.interop.mindio.file_agent.protocol import FileAgentConfig, FileAgentStatus, FilesAsked
 from holdfast.interop.mindio.file_agent.ram_files import RECORDS
-from holdfast.store.object_folder import translated
 
 FILES = "files"
 START_SECS = 60.0

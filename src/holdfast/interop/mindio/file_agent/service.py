@@ -21,7 +21,7 @@ import msgspec
 
 from holdfast.agent.calls import Handler
 from holdfast.clock import Clock
-from holdfast.errors import HoldfastError, InvalidArgumentError, OutOfSpaceError
+from holdfast.errors import HoldfastError, InvalidArgumentError, OutOfSpaceError, translated
 from holdfast.format.json_codec import decode
 from holdfast.interop.mindio.file_agent import protocol
 from holdfast.interop.mindio.file_agent.file_at_path import (
@@ -33,7 +33,6 @@ from holdfast.interop.mindio.file_agent.file_at_path import (
     written_file,
 )
 from holdfast.interop.mindio.file_agent.ram_files import RamFile, RamFiles, data_path, is_current
-from holdfast.store.object_folder import translated
 
 SETTINGS = "settings"
 GIBI = 1024**3
