@@ -39,10 +39,8 @@ class NestedRestoration:
         self._spec = spec
         self.kept: Sequence[Path] = ()
         self.process_values: Sequence[Path] = [p for p in spec.process_values if request.wants(p)]
-        self._indices = {
-            path: index for path, index in spec.array_indices().items() if request.wants(path)
-        }
-        arrays = {index: spec.arrays[index] for index in dict.fromkeys(self._indices.values())}
+        indices = _indices(spec, request)
+        arrays = {index: spec.arrays[index] for index in dict.fromkeys(indices.values())}
         self.targets: Sequence[RestoreTarget] = [
             RestoreTarget(
                 array_index=index,
@@ -56,20 +54,8 @@ class NestedRestoration:
         """Do nothing: without a `like` the arrays keep the dtypes in which they were saved."""
 
     def finish(self, process_values: Mapping[Path, object]) -> object:
-        # Tied arrays are one object again.
         arrays = {target.array_index: self._array(target) for target in self.targets}
-        leaves: dict[Path, Any] = {path: arrays[index] for path, index in self._indices.items()}
-        for value in self._spec.values:
-            if self._request.wants(value.path):
-                leaves[value.path] = decode_value(value.value)
-        leaves |= process_values
-        containers = self._containers()
-        for path in self._spec.process_values:
-            # A state that is left out of a sequence must not move the items after it.
-            is_left_out = path not in process_values and self._request.wants(path)
-            if is_left_out and (not path or containers.get(path[:-1]) in ("list", "tuple")):
-                leaves[path] = None
-        return nested(containers, leaves)
+        return tree_of(self._spec, self._request, arrays, process_values)
 
     def _array(self, target: RestoreTarget) -> Any:
         spec = self._spec.arrays[target.array_index]
@@ -77,15 +63,48 @@ class NestedRestoration:
             return self._make(target.buffer, spec)
         return target.buffer[()] if spec.scalar else target.buffer
 
-    def _containers(self) -> dict[Path, str]:
-        """Return the kinds of the inner nodes at, below and above the prefixes, by path."""
-        found: dict[Path, str] = {}
-        for container in self._spec.containers:
-            if self._request.wants(container.path):
-                found[container.path] = container.kind
-            elif self._request.only is not None and self._request.only.has_above(container.path):
-                found[container.path] = "dict"
-        return found
+
+def tree_of(
+    spec: CheckpointSpec,
+    request: RestoreRequest,
+    arrays: Mapping[int, Any],
+    process_values: Mapping[Path, object],
+) -> Any:
+    """Return the tree that was saved, with `arrays` by their index in place of its arrays.
+
+    Raises:
+        CheckpointDamagedError: the nodes form no tree.
+    """
+    # Tied arrays are one object again.
+    leaves: dict[Path, Any] = {
+        path: arrays[index] for path, index in _indices(spec, request).items()
+    }
+    for value in spec.values:
+        if request.wants(value.path):
+            leaves[value.path] = decode_value(value.value)
+    leaves |= process_values
+    containers = _containers(spec, request)
+    for path in spec.process_values:
+        # A state that is left out of a sequence must not move the items after it.
+        is_left_out = path not in process_values and request.wants(path)
+        if is_left_out and (not path or containers.get(path[:-1]) in ("list", "tuple")):
+            leaves[path] = None
+    return nested(containers, leaves)
+
+
+def _indices(spec: CheckpointSpec, request: RestoreRequest) -> dict[Path, int]:
+    return {path: index for path, index in spec.array_indices().items() if request.wants(path)}
+
+
+def _containers(spec: CheckpointSpec, request: RestoreRequest) -> dict[Path, str]:
+    """Return the kinds of the inner nodes at, below and above the prefixes, by path."""
+    found: dict[Path, str] = {}
+    for container in spec.containers:
+        if request.wants(container.path):
+            found[container.path] = container.kind
+        elif request.only is not None and request.only.has_above(container.path):
+            found[container.path] = "dict"
+    return found
 
 
 def check_prefixes(spec: CheckpointSpec, request: RestoreRequest) -> None:

@@ -17,18 +17,13 @@ from typing import Any
 
 import numpy as np
 
+from holdfast import reading
 from holdfast.adapt.casts import can_cast, converted
 from holdfast.clock import SystemClock
-from holdfast.engine.reading.metadata import ArrayMetadata, CheckpointMetadata, metadata_of
-from holdfast.engine.reading.restore import fill_targets
-from holdfast.engine.reading.sources import CheckpointSources
 from holdfast.errors import InvalidArgumentError, UnsupportedLeafError, translated
 from holdfast.format.dtypes import item_size_bytes, numpy_dtype, safetensors_form
-from holdfast.format.grid import Region, region_shape
-from holdfast.format.paths import path_name
-from holdfast.format.placement import RestoreTarget
-from holdfast.job.run_access import read_only
 from holdfast.manager.one_shot import locked_directory, put_in_place, remove_leftovers
+from holdfast.reading import Checkpoint, FillTarget, Region, StoredArray, open_checkpoint
 
 SHARD_SIZE_BYTES = 5 * 10**9
 PIECE_SIZE_BYTES = 64 * 1024 * 1024
@@ -37,17 +32,15 @@ INDEX = "model.safetensors.index.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Tensor:
-    """One array of the checkpoint: `index` is its place there, `name` that in the files."""
+    """One array of the checkpoint, and its name and dtype in the files."""
 
-    index: int
-    saved_as: str
+    stored: StoredArray
     name: str
-    shape: tuple[int, ...]
     dtype: str
 
     @property
     def size_bytes(self) -> int:
-        return math.prod(self.shape) * item_size_bytes(self.dtype)
+        return math.prod(self.stored.shape) * item_size_bytes(self.dtype)
 
 
 def export_safetensors(
@@ -83,8 +76,8 @@ def export_safetensors(
     """
     if directory.exists():
         raise InvalidArgumentError(f"export to {directory}: it exists; give a new path")
-    sources = read_only(place).find_sources(step)
-    found = list(_tensors(sources, prefix, dtype))
+    checkpoint = open_checkpoint(place, step)
+    found = list(_tensors(checkpoint, prefix, dtype))
     if not found:
         raise InvalidArgumentError(f"export step {step}: no array is below {prefix!r}")
     shards = _shards(found, shard_size_bytes)
@@ -94,7 +87,7 @@ def export_safetensors(
     # Of two exports to one directory each builds its own, and one is put in place.
     with locked_directory(directory, SystemClock()) as building:
         for name, shard in zip(names, shards, strict=True):
-            _write(sources, building / name, shard, progress)
+            _write(checkpoint, building / name, shard, progress)
         if len(shards) > 1:
             of_tensor = {t.name: n for n, shard in zip(names, shards, strict=True) for t in shard}
             total = {"total_size": sum(tensor.size_bytes for tensor in found)}
@@ -104,33 +97,24 @@ def export_safetensors(
     return [directory / name for name in names]
 
 
-def _tensors(sources: CheckpointSources, prefix: str, dtype: str | None) -> Iterator[_Tensor]:
+def _tensors(checkpoint: Checkpoint, prefix: str, dtype: str | None) -> Iterator[_Tensor]:
     """Yield the arrays below `prefix` with their names and dtypes in the files."""
-    metadata: CheckpointMetadata = metadata_of(sources)
-    indices = {path_name(path): index for path, index in sources.spec.array_indices().items()}
     start = prefix.strip("/") + "/" if prefix.strip("/") else ""
     names: dict[str, str] = {}
-    written: set[str] = set()
-    for path, array in metadata.arrays.items():
-        if not path.startswith(start):
+    written: set[reading.Path] = set()
+    for array in checkpoint.arrays.values():
+        path, first = array.name, array.alias_of or array.path
+        if not path.startswith(start) or first in written:
             continue
-        if (array.alias_of or path) in written:
-            continue
-        written.add(array.alias_of or path)
+        written.add(first)
         name = urllib.parse.unquote(path.removeprefix(start).replace("/", "."))
         other = names.setdefault(name, path)
         if other != path:
             raise InvalidArgumentError(f"export: {other} and {path} would both be named {name}")
-        yield _Tensor(
-            index=indices[path],
-            saved_as=path,
-            name=name,
-            shape=array.shape,
-            dtype=_dtype_of(path, array, dtype),
-        )
+        yield _Tensor(stored=array, name=name, dtype=_dtype_of(array, dtype))
 
 
-def _dtype_of(path: str, array: ArrayMetadata, wanted: str | None) -> str:
+def _dtype_of(array: StoredArray, wanted: str | None) -> str:
     """Return the dtype in which an array is written."""
     is_floating = can_cast(array.dtype, "float32")
     dtype = wanted if wanted is not None and is_floating else array.dtype
@@ -138,8 +122,8 @@ def _dtype_of(path: str, array: ArrayMetadata, wanted: str | None) -> str:
         raise InvalidArgumentError(f"export: expected the name of a dtype, found {dtype!r}")
     if safetensors_form(dtype, (2,))[0] == "U8" and dtype != "uint8":
         raise UnsupportedLeafError(
-            f"export {path}: safetensors has no {dtype}; convert it with --dtype, or leave it out "
-            "with --prefix"
+            f"export {array.name}: safetensors has no {dtype}; convert it with --dtype, or "
+            "leave it out with --prefix"
         )
     return dtype
 
@@ -161,13 +145,13 @@ def _file_name(number: int, count: int) -> str:
 
 
 def _write(
-    sources: CheckpointSources, path: Path, shard: list[_Tensor], progress: Callable[[int], None]
+    checkpoint: Checkpoint, path: Path, shard: list[_Tensor], progress: Callable[[int], None]
 ) -> None:
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
     for tensor in shard:
         start, end = end, end + tensor.size_bytes
-        kind, shape = safetensors_form(tensor.dtype, tensor.shape)
+        kind, shape = safetensors_form(tensor.dtype, tensor.stored.shape)
         header[tensor.name] = {"dtype": kind, "shape": shape, "data_offsets": [start, end]}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
@@ -175,25 +159,23 @@ def _write(
     def pieces() -> Iterator[bytes | memoryview]:
         yield len(text).to_bytes(8, "little") + text
         for tensor in shard:
-            for piece in _pieces(sources, tensor):
+            for piece in _pieces(checkpoint, tensor):
                 yield piece
                 progress(len(piece))
 
     _write_synced(path, pieces())
 
 
-def _pieces(sources: CheckpointSources, tensor: _Tensor) -> Iterator[memoryview]:
+def _pieces(checkpoint: Checkpoint, tensor: _Tensor) -> Iterator[memoryview]:
     """Read an array in the order of its bytes, converted; each piece is verified."""
-    array = sources.spec.arrays[tensor.index]
-    stored, wanted = numpy_dtype(array.dtype), numpy_dtype(tensor.dtype)
-    assert stored is not None
+    array, wanted = tensor.stored, numpy_dtype(tensor.dtype)
     assert wanted is not None
-    for region in _regions(array.shape, PIECE_SIZE_BYTES // stored.itemsize):
-        buffer = np.empty(region_shape(region), stored)
+    for start, stop in _regions(array.shape, PIECE_SIZE_BYTES // array.numpy_dtype.itemsize):
+        shape = tuple(last - first for first, last in zip(start, stop, strict=True))
+        buffer = np.empty(shape, array.numpy_dtype)
         if buffer.size:
-            target = RestoreTarget(array_index=tensor.index, region=region, buffer=buffer)
-            fill_targets(sources, [target])
-        found = buffer if stored == wanted else converted(buffer, wanted, tensor.saved_as)
+            checkpoint.fill([FillTarget(array.path, (start, stop), buffer)])
+        found = buffer if buffer.dtype == wanted else converted(buffer, wanted, array.name)
         yield np.ascontiguousarray(found).reshape(-1).view(np.uint8).data
 
 

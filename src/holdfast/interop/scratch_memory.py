@@ -11,20 +11,14 @@ import math
 import mmap
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 
-from holdfast.adapt.contract import RestoreRequest
-from holdfast.adapt.nested import NestedRestoration
-from holdfast.engine.reading.restore import fill_targets
 from holdfast.errors import translated
-from holdfast.format.placement import RestoreTarget
-from holdfast.format.records import ArraySpec
-from holdfast.format.values import decode_value
-from holdfast.job.run_access import read_only
+from holdfast.reading import FillTarget, StoredArray, open_checkpoint
 from holdfast.store.location import RunLocation
 
 ALIGNMENT_BYTES = 64
@@ -105,7 +99,7 @@ def read_whole_step(
     place: str | os.PathLike[str],
     step: int,
     folder: Path,
-    make: Callable[[np.ndarray, ArraySpec], Any],
+    make: Callable[[np.ndarray, StoredArray], Any],
     progress: Progress = lambda size_bytes: None,
 ) -> Any:
     """Read a whole state, as `Run.restore` without `like`, into a scratch file in `folder`.
@@ -121,23 +115,21 @@ def read_whole_step(
         NotARunError, StepNotFoundError, CheckpointDamagedError, StorageError: the checkpoint.
         OutOfSpaceError: `folder` has no room.
     """
-    sources = read_only(place).find_sources(step)
-    restoration = NestedRestoration(sources.spec, RestoreRequest(native=True), make)
-    memory = ScratchMemory(folder, [target.buffer.nbytes for target in restoration.targets])
-    restoration.targets = [
-        target._replace(buffer=memory.array(target.buffer.shape, target.buffer.dtype))
-        for target in restoration.targets
+    checkpoint = open_checkpoint(place, step)
+    stored = [array for array in checkpoint.arrays.values() if array.alias_of is None]
+    memory = ScratchMemory(folder, [array.size_bytes for array in stored])
+    targets = [
+        FillTarget(array.path, array.region, memory.array(array.shape, array.numpy_dtype))
+        for array in stored
     ]
-    for group in groups(restoration.targets, _target_size_bytes):
-        fill_targets(sources, group)
+    for group in groups(targets, _target_size_bytes):
+        checkpoint.fill(group)
         progress(sum(map(_target_size_bytes, group)))
     return_free_memory()
-    process_values: Mapping[Any, object] = {}
-    if len(sources.parts) == 1:
-        part = sources.parts[0][0].part
-        process_values = {value.path: decode_value(value.value) for value in part.values}
-    return restoration.finish(process_values)
+    return checkpoint.tree(
+        {target.path: make(target.buffer, checkpoint.arrays[target.path]) for target in targets}
+    )
 
 
-def _target_size_bytes(target: RestoreTarget) -> int:
+def _target_size_bytes(target: FillTarget) -> int:
     return target.buffer.nbytes

@@ -22,6 +22,7 @@ import torch
 from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
+from holdfast import save as save_one
 from holdfast.adapt.torch import tensors
 from holdfast.errors import (
     CheckpointDamagedError,
@@ -29,10 +30,8 @@ from holdfast.errors import (
     InvalidArgumentError,
     UnsupportedLeafError,
 )
-from holdfast.format.paths import path_name
-from holdfast.format.records import ArraySpec
 from holdfast.interop.scratch_memory import Progress, ScratchMemory, read_whole_step
-from holdfast.manager import save as save_one
+from holdfast.reading import StoredArray
 from holdfast.store.named_file import check_file_name, new_content
 
 _UNREADABLE = (
@@ -76,12 +75,12 @@ def export_torch(
         torch.save(state, stream)
 
 
-def _tensor_over(array: np.ndarray, spec: ArraySpec) -> torch.Tensor:
-    tensor = tensors.tensor_over(array, spec.dtype, path_name(spec.path))
+def _tensor_over(array: np.ndarray, stored: StoredArray) -> torch.Tensor:
+    tensor = tensors.tensor_over(array, stored.dtype, stored.name)
     if not _is_saved_by_torch(tensor.dtype):
         raise UnsupportedLeafError(
-            f"export {path_name(spec.path)}: expected a dtype that torch.save writes, found "
-            f"{spec.dtype}; convert it, and save it again"
+            f"export {stored.name}: expected a dtype that torch.save writes, found "
+            f"{stored.dtype}; convert it, and save it again"
         )
     return tensor
 

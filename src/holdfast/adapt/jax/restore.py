@@ -42,21 +42,20 @@ def whole_array(array: np.ndarray, spec: ArraySpec) -> Any:
     Raises:
         UnsupportedLeafError: JAX has no such dtype, or not without `jax_enable_x64`.
     """
-    check_fits_jax(array, spec)
+    check_fits_jax(array, spec.dtype, path_name(spec.path))
     # A copy: JAX may otherwise use the memory, which belongs to the reader.
     return _typed(jax.device_put(np.array(array)), spec)
 
 
-def check_fits_jax(array: np.ndarray, spec: ArraySpec) -> None:
-    """Check that JAX has the dtype of an array as stored.
+def check_fits_jax(array: np.ndarray, dtype: str, name: str) -> None:
+    """Check that JAX has the dtype of an array as stored, which is named `dtype`.
 
     Raises:
         UnsupportedLeafError: It has none, or not without `jax_enable_x64`.
     """
-    name = path_name(spec.path)
     if array.dtype.fields is not None:
         raise UnsupportedLeafError(
-            f"restore {name}: expected a dtype of JAX, found {spec.dtype}, which only PyTorch has; "
+            f"restore {name}: expected a dtype of JAX, found {dtype}, which only PyTorch has; "
             "read it as an array of NumPy"
         )
     found = jax.dtypes.canonicalize_dtype(array.dtype)

@@ -48,8 +48,6 @@ from holdfast.adapt.torch import tensors
 from holdfast.clock import SystemClock
 from holdfast.engine.lifecycle.commit import commit
 from holdfast.engine.planning.owners import shared
-from holdfast.engine.reading.restore import fill_targets
-from holdfast.engine.reading.sources import CheckpointSources
 from holdfast.engine.saving.part import PartImages, PartPlan
 from holdfast.engine.saving.part_writer import put_image, put_record
 from holdfast.errors import (
@@ -64,10 +62,8 @@ from holdfast.errors import (
 from holdfast.format.dtypes import numpy_dtype
 from holdfast.format.grid import Region, chunk_count, chunk_region, chunk_shape_of, region_shape
 from holdfast.format.layout import Chunk, image_layout
-from holdfast.format.placement import RestoreTarget
 from holdfast.format.records import ArraySpec, CheckpointSpec, Container, SavedValue
-from holdfast.format.values import decode_value, encode_value
-from holdfast.job.run_access import read_only
+from holdfast.format.values import encode_value
 from holdfast.manager.one_shot import (
     SAVED,
     begin_run,
@@ -76,6 +72,7 @@ from holdfast.manager.one_shot import (
     put_in_place,
     remove_leftovers,
 )
+from holdfast.reading import Checkpoint, FillTarget, StoredArray, open_checkpoint
 from holdfast.store.disk import DiskStore
 from holdfast.store.location import RunLocation
 
@@ -310,11 +307,11 @@ class HoldfastReader(StorageReader):  # type: ignore[misc]
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._directory = _directory(path)
-        self._sources: CheckpointSources | None = None
+        self._checkpoint: Checkpoint | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state without the open checkpoint."""
-        return {**self.__dict__, "_sources": None}
+        return {**self.__dict__, "_checkpoint": None}
 
     @property
     def checkpoint_id(self) -> str:
@@ -326,7 +323,7 @@ class HoldfastReader(StorageReader):  # type: ignore[misc]
         return "://" not in str(checkpoint_id)
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        self._sources = None
+        self._checkpoint = None
         if checkpoint_id is not None:
             self._directory = _directory(checkpoint_id)
 
@@ -346,15 +343,14 @@ class HoldfastReader(StorageReader):  # type: ignore[misc]
             raise
 
     def _metadata(self) -> Metadata:
-        view = read_only(self._directory).load_view()
-        self._sources = view.sources(view.find(SAVED.step))
-        values = {value.path: value.value for value in self._sources.spec.values}
+        self._checkpoint = open_checkpoint(self._directory, SAVED.step)
+        values = self._checkpoint.values
         if METADATA not in values:
             raise NotARunError(
                 f"read {self._directory}: expected a checkpoint that HoldfastWriter wrote, found "
                 "another; use holdfast.load"
             )
-        found = pickle.loads(decode_value(values[METADATA]))  # type: ignore[arg-type]
+        found = pickle.loads(values[METADATA])  # type: ignore[arg-type]
         if not isinstance(found, Metadata):
             raise CheckpointDamagedError(
                 f"read {self._directory}: expected DCP's metadata, found {type(found).__name__}"
@@ -364,7 +360,7 @@ class HoldfastReader(StorageReader):  # type: ignore[misc]
     def set_up_storage_reader(
         self, metadata: Any, is_coordinator: bool, *args: Any, **kwargs: Any
     ) -> None:
-        if self._sources is None:
+        if self._checkpoint is None:
             self.read_metadata()
 
     def prepare_local_plan(self, plan: Any) -> Any:
@@ -380,12 +376,12 @@ class HoldfastReader(StorageReader):  # type: ignore[misc]
             StructureMismatchError: an item is not in the checkpoint, or a target has another shape.
             CheckpointDamagedError, StorageError: bytes that are needed cannot be read.
         """
-        assert self._sources is not None
-        found = _Arrays(self._sources.spec)
+        checkpoint = self._checkpoint
+        assert checkpoint is not None
         in_place: list[_ReadTensor] = []
         others: list[_ReadTensor | _ReadObject] = []
         for item in plan.items:
-            place = found.place_of(item)
+            place = _place_of(item, checkpoint)
             if item.type is LoadItemType.BYTE_IO:
                 others.append(_ReadObject(item, place, planner))
                 continue
@@ -395,7 +391,7 @@ class HoldfastReader(StorageReader):  # type: ignore[misc]
             else:
                 others.append(one)
         for group in (in_place, *_groups(others)):
-            fill_targets(self._sources, [r.target for r in group if r.target.buffer.size])
+            checkpoint.fill([r.target for r in group if r.target.buffer.size])
             for read in group:
                 read.hand_over()
         done: Any = Future()
@@ -568,44 +564,35 @@ class _ItemBytes:
         return tensors.host_bytes(found)
 
 
-class _Arrays:
-    """The arrays of a checkpoint, by DCP's names."""
+def _place_of(item: Any, checkpoint: Checkpoint) -> tuple[StoredArray, Region]:
+    """Return the array and the region that an item reads.
 
-    def __init__(self, spec: CheckpointSpec) -> None:
-        self._arrays = spec.arrays
-        self._indices = spec.array_indices()
-
-    def place_of(self, item: Any) -> tuple[int, ArraySpec, Region]:
-        """Return the index, the array and the region that an item reads.
-
-        Raises:
-            StructureMismatchError: the checkpoint does not have it.
-        """
-        index = item.storage_index
-        whole = self._indices.get((index.fqn,))
-        lengths = tuple(item.lengths)
-        if item.type is LoadItemType.BYTE_IO and whole is not None:
-            array = self._arrays[whole]
-            return whole, array, ((0,), array.shape)
-        offset = tuple(index.offset) if index.offset is not None else (0,) * len(lengths)
-        start = tuple(item.storage_offsets)
-        if whole is not None:
-            start = tuple(a + b for a, b in zip(offset, start, strict=True))
-        else:
-            whole = self._indices.get((index.fqn, _shard_name(offset)))
-        if whole is None:
-            raise StructureMismatchError(
-                f"load {index.fqn}: expected it in the checkpoint, found no shard at {offset}"
-            )
-        stop = tuple(a + d for a, d in zip(start, lengths, strict=True))
-        return whole, self._arrays[whole], (start, stop)
+    Raises:
+        StructureMismatchError: the checkpoint does not have it.
+    """
+    index, arrays = item.storage_index, checkpoint.arrays
+    whole = arrays.get((index.fqn,))
+    lengths = tuple(item.lengths)
+    if item.type is LoadItemType.BYTE_IO and whole is not None:
+        return whole, whole.region
+    offset = tuple(index.offset) if index.offset is not None else (0,) * len(lengths)
+    start = tuple(item.storage_offsets)
+    if whole is not None:
+        start = tuple(a + b for a, b in zip(offset, start, strict=True))
+    else:
+        whole = arrays.get((index.fqn, _shard_name(offset)))
+    if whole is None:
+        raise StructureMismatchError(
+            f"load {index.fqn}: expected it in the checkpoint, found no shard at {offset}"
+        )
+    return whole, (start, tuple(a + d for a, d in zip(start, lengths, strict=True)))
 
 
 class _ReadTensor:
     """The elements that one item reads, and the tensor that gets them."""
 
-    def __init__(self, item: Any, place: tuple[int, ArraySpec, Region], planner: Any) -> None:
-        index, array, region = place
+    def __init__(self, item: Any, place: tuple[StoredArray, Region], planner: Any) -> None:
+        array, region = place
         self._item, self._planner, self._array = item, planner, array
         self._tensor = planner.resolve_tensor(item).detach()
         shape = region_shape(region)
@@ -614,16 +601,14 @@ class _ReadTensor:
                 f"load {array.name}: expected a tensor of shape {shape} to fill, found "
                 f"{tuple(self._tensor.shape)}"
             )
-        dtype = numpy_dtype(array.dtype)
-        assert dtype is not None
         self._has_dtype = tensors.dtype_name_of(self._tensor.dtype) == array.dtype
         self.fills_in_place = self._has_dtype and _is_plain(self._tensor)
         if self.fills_in_place:
             flat = tensors.bytes_of(self._tensor).numpy()
-            buffer = flat.view(dtype).reshape(shape)
+            buffer = flat.view(array.numpy_dtype).reshape(shape)
         else:
-            buffer = np.empty(shape, dtype)
-        self.target = RestoreTarget(array_index=index, region=region, buffer=buffer)
+            buffer = np.empty(shape, array.numpy_dtype)
+        self.target = FillTarget(array.path, region, buffer)
 
     def hand_over(self) -> None:
         """Give the elements to the planner."""
@@ -639,11 +624,11 @@ class _ReadTensor:
 class _ReadObject:
     """The bytes of one object."""
 
-    def __init__(self, item: Any, place: tuple[int, ArraySpec, Region], planner: Any) -> None:
-        index, array, region = place
+    def __init__(self, item: Any, place: tuple[StoredArray, Region], planner: Any) -> None:
+        array, region = place
         self._item, self._planner = item, planner
         buffer = np.empty(array.shape, np.uint8)
-        self.target = RestoreTarget(array_index=index, region=region, buffer=buffer)
+        self.target = FillTarget(array.path, region, buffer)
 
     def hand_over(self) -> None:
         """Give the bytes to the planner."""

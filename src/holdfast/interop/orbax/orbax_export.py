@@ -15,9 +15,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from holdfast import Run
 from holdfast.clock import SystemClock
 from holdfast.errors import InvalidArgumentError, UnsupportedLeafError
-from holdfast.manager import Run
 
 try:
     import jax
@@ -31,7 +31,6 @@ except ImportError as error:
 
 from holdfast.adapt.jax.restore import check_fits_jax
 from holdfast.errors import translated
-from holdfast.format.records import ArraySpec
 from holdfast.interop import scratch_memory
 from holdfast.interop.orbax import args as own_args
 from holdfast.interop.orbax import outlines, records
@@ -41,6 +40,7 @@ from holdfast.interop.orbax.records import DEFAULT_ITEM, RECORD, StepRecord
 from holdfast.interop.orbax.run_reader import value_at
 from holdfast.interop.scratch_memory import Progress, read_whole_step, scratch_folder
 from holdfast.manager.one_shot import locked_directory, put_in_place, remove_leftovers
+from holdfast.reading import StoredArray
 
 _BUILDING = "export"
 """Part of the names of the hidden folders in which exports are built."""
@@ -143,10 +143,10 @@ def _new_step(target: Path) -> Iterator[Path]:
                 directory.rmdir()
 
 
-def _array_of(array: np.ndarray, spec: ArraySpec) -> Any:
-    check_fits_jax(array, spec)
+def _array_of(array: np.ndarray, stored: StoredArray) -> Any:
+    check_fits_jax(array, stored.dtype, stored.name)
     made = array_over(array)
-    return jax.random.wrap_key_data(made, impl=spec.prng_impl) if spec.prng_impl else made
+    return jax.random.wrap_key_data(made, impl=stored.prng_impl) if stored.prng_impl else made
 
 
 def _items(run: Run, step: int, state: Any, record: StepRecord) -> dict[str, Any]:

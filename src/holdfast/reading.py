@@ -1,0 +1,226 @@
+"""Open one checkpoint and fill NumPy arrays with regions of its arrays.
+
+For programs that read Holdfast's checkpoints by the names and shapes of arrays: converters, and
+the storages of other libraries. A state like the one that was saved is read by `holdfast.load` and
+`Run.restore`, with less work.
+
+- `open_checkpoint` reads the records of a step of a run: in a directory, in a bucket, in this
+  host's RAM. It changes nothing, takes no lock and starts no agent.
+- `Checkpoint.fill` checks each block of bytes by its digest before it is used, and takes the next
+  copy where one is damaged. Only the blocks with an element of a region are read.
+- An array's path is a tuple of its keys in the saved tree (`("params", "dense", "kernel")`), and a
+  region is a pair of its first and its last indices plus one, ((start, ...), (stop, ...)).
+
+Memory is the caller's: arrays of a state that is larger than RAM are read in pieces.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from holdfast.adapt.contract import EVERYTHING
+from holdfast.adapt.nested import tree_of
+from holdfast.engine.reading.restore import fill_targets
+from holdfast.engine.reading.sources import CheckpointSources
+from holdfast.errors import InvalidArgumentError, StructureMismatchError
+from holdfast.format.dtypes import numpy_dtype
+from holdfast.format.paths import path_name
+from holdfast.format.placement import RestoreTarget
+from holdfast.format.records import ArraySpec
+from holdfast.format.values import decode_value
+from holdfast.job.run_access import read_only
+
+__all__ = ["Checkpoint", "FillTarget", "Path", "Region", "StoredArray", "open_checkpoint"]
+
+Path: TypeAlias = tuple[str | int, ...]
+"""The keys that lead to an array or a value in the saved tree, the outermost first."""
+Region: TypeAlias = tuple[tuple[int, ...], tuple[int, ...]]
+"""The elements with indices in [start, stop) along each axis: (start, stop)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredArray:
+    """One array of a checkpoint, as it is stored.
+
+    Attributes:
+        path: its place in the saved tree.
+        shape: its extents.
+        dtype: the name of its dtype, as NumPy or ml_dtypes has it (`float32`, `bfloat16`).
+        prng_impl: the name of a typed PRNG key's implementation, whose key data (uint32) is stored;
+            None for other arrays.
+        alias_of: the path of the array with the same bytes (tied tensors); None for the first one.
+    """
+
+    path: Path
+    shape: tuple[int, ...]
+    dtype: str
+    prng_impl: str | None = None
+    alias_of: Path | None = None
+
+    @property
+    def name(self) -> str:
+        """The path as `holdfast show` prints it: `params/dense/kernel`."""
+        return path_name(self.path)
+
+    @property
+    def numpy_dtype(self) -> np.dtype:
+        """The dtype of buffers for its elements."""
+        dtype = numpy_dtype(self.dtype)
+        assert dtype is not None, "the records of a checkpoint are checked when they are read"
+        return dtype
+
+    @property
+    def size_bytes(self) -> int:
+        """The size of all its elements in a buffer."""
+        return math.prod(self.shape) * self.numpy_dtype.itemsize
+
+    @property
+    def region(self) -> Region:
+        """The region of all its elements."""
+        return (0,) * len(self.shape), self.shape
+
+
+@dataclass(frozen=True, slots=True)
+class FillTarget:
+    """A region of an array, and the memory for its elements.
+
+    Attributes:
+        path: the array's.
+        region: a region within the array.
+        buffer: writable, in C order, of the region's shape and the array's `numpy_dtype`.
+    """
+
+    path: Path
+    region: Region
+    buffer: np.ndarray
+
+
+class Checkpoint:
+    """A checkpoint that can be read, from `open_checkpoint`. Threads may share it.
+
+    It holds nothing open: files are opened while they are read. If the run removes the checkpoint
+    meanwhile, `fill` raises.
+    """
+
+    def __init__(self, sources: CheckpointSources) -> None:
+        self._sources = sources
+        self._indices = sources.spec.array_indices()
+
+    @property
+    def step(self) -> int:
+        """The step after which it was saved."""
+        return self._sources.id.step
+
+    @cached_property
+    def arrays(self) -> Mapping[Path, StoredArray]:
+        """All arrays by path, in the order in which they were saved; those with `alias_of` last."""
+        spec = self._sources.spec
+        first = {array.path: _stored(array, array.path) for array in spec.arrays}
+        return first | {
+            alias.path: _stored(spec.arrays[alias.alias_of], alias.path) for alias in spec.aliases
+        }
+
+    @cached_property
+    def values(self) -> Mapping[Path, object]:
+        """The Python values of the state, by path: numbers, text, bytes, None, and lists of them.
+
+        States of objects of a single process (data iterators) are not among them: see
+        `Run.process_values`.
+        """
+        return {value.path: decode_value(value.value) for value in self._sources.spec.values}
+
+    def fill(self, targets: Sequence[FillTarget]) -> None:
+        """Fill all buffers. One call with many targets reads each block once, and in parallel.
+
+        Raises:
+            StructureMismatchError: there is no array at a path, or a region is not within it.
+            InvalidArgumentError: a buffer has another shape, dtype or order.
+            CheckpointDamagedError: a needed block has no intact copy. The buffers are undefined.
+            StorageError: likewise, if the last copy could not be read.
+        """
+        fill_targets(self._sources, [self._checked(target) for target in targets])
+
+    def tree(self, arrays: Mapping[Path, Any]) -> Any:
+        """Return the saved tree as nested dicts, lists and tuples, with these arrays in it.
+
+        Args:
+            arrays: what takes the place of each array of `self.arrays`; those with `alias_of` are
+                not asked for.
+
+        Returns:
+            The tree with the values. States of objects are included if one process saved them.
+
+        Raises:
+            CheckpointDamagedError: the recorded nodes form no tree.
+        """
+        spec, parts = self._sources.spec, self._sources.parts
+        process_values: dict[Path, object] = {}
+        if len(parts) == 1:
+            process_values = {
+                value.path: decode_value(value.value) for value in parts[0][0].part.values
+            }
+        by_index = {index: arrays[array.path] for index, array in enumerate(spec.arrays)}
+        return tree_of(spec, EVERYTHING, by_index, process_values)
+
+    def _checked(self, target: FillTarget) -> RestoreTarget:
+        array = self.arrays.get(target.path)
+        where = f"read {path_name(target.path)}"
+        if array is None:
+            raise StructureMismatchError(
+                f"{where}: expected an array of step {self.step}, found none; `arrays` has them"
+            )
+        start, stop = target.region
+        if not len(start) == len(stop) == len(array.shape) or not all(
+            0 <= first <= last <= extent
+            for first, last, extent in zip(start, stop, array.shape, strict=True)
+        ):
+            raise StructureMismatchError(
+                f"{where}: expected a region within {array.shape}, found {target.region}"
+            )
+        shape = tuple(last - first for first, last in zip(start, stop, strict=True))
+        buffer = target.buffer
+        if (buffer.shape, buffer.dtype) != (shape, array.numpy_dtype):
+            raise InvalidArgumentError(
+                f"{where}: expected a buffer of shape {shape} and dtype {array.numpy_dtype}, found "
+                f"{buffer.shape} and {buffer.dtype}"
+            )
+        if not (buffer.flags.c_contiguous and buffer.flags.writeable):
+            raise InvalidArgumentError(
+                f"{where}: expected a writable buffer in C order, found another one; use np.empty"
+            )
+        return RestoreTarget(
+            array_index=self._indices[target.path], region=target.region, buffer=buffer
+        )
+
+
+def open_checkpoint(place: str | os.PathLike[str], step: int) -> Checkpoint:
+    """Open the checkpoint of `step` for reading.
+
+    Args:
+        place: the run's directory or URL, or a directory that `holdfast.save` made, which has one
+            checkpoint, of step 0.
+        step: a step of the run; `Run.all_steps` lists them.
+
+    Raises:
+        NotARunError, NewerFormatError, InvalidArgumentError: the place.
+        StepNotFoundError, StepUncommittedError, CheckpointDamagedError: the step.
+        StorageError: the run cannot be read.
+    """
+    return Checkpoint(read_only(place).find_sources(step))
+
+
+def _stored(array: ArraySpec, path: Path) -> StoredArray:
+    return StoredArray(
+        path=path,
+        shape=array.shape,
+        dtype=array.dtype,
+        prng_impl=array.prng_impl,
+        alias_of=None if path == array.path else array.path,
+    )
