@@ -297,6 +297,23 @@ def test_every_allowed_broad_except_exists_and_has_a_reason(sources: list[Source
     assert all(BROAD_EXCEPTS.values())
 
 
+def test_every_module_is_public_or_closed_to_integrations() -> None:
+    public = {"building", "clock", "errors", "interop", "policy", "reading", "torch"}
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
+    (contract,) = (
+        one for one in contracts["contracts"] if one["name"] == "Integrations stand on public names"
+    )
+    closed = {name.removeprefix("holdfast.") for name in contract["forbidden_modules"]}
+    package = ROOT / "src" / "holdfast"
+    modules = {
+        path.stem
+        for path in package.iterdir()
+        if (path / "__init__.py").exists() or path.suffix == ".py"
+    } - {"__init__", "__main__"}
+    assert closed.isdisjoint(public)
+    assert modules == closed | public
+
+
 def test_constraints_pin_every_package_of_the_environment() -> None:
     pins = [
         Requirement(line)

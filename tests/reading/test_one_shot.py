@@ -16,8 +16,8 @@ import pytest
 
 import holdfast
 from holdfast import errors
+from holdfast.building import directory as building_directory
 from holdfast.clock import SystemClock
-from holdfast.manager import one_shot
 from holdfast.store import renames
 from tests.hosts import Host
 
@@ -149,7 +149,7 @@ def test_a_save_removes_leftovers_but_not_what_a_live_save_builds(tmp_path: Path
     clock = SystemClock()
     for left in (tmp_path / ".saved.0123456789ab.unfinished", other):
         (left / "checkpoints").mkdir(parents=True)
-    with one_shot.locked_directory(saved, clock) as building:
+    with building_directory.locked_directory(saved, clock) as building:
         holdfast.save(saved, {"w": np.ones(3)})
         assert sorted(os.listdir(tmp_path)) == sorted([building.name, other.name, saved.name])
     assert sorted(os.listdir(tmp_path)) == [other.name, saved.name]
@@ -235,14 +235,14 @@ def replaced(place: Path, act: Callable[[Path], object], *, after: int) -> None:
 
     def check(path: Path) -> None:
         nonlocal count
-        one_shot.check_replaceable(path, directory=place, clock=clock)
+        building_directory.check_replaceable(path, directory=place, clock=clock)
         count += 1
         if count == after:
             act(path)
 
-    with one_shot.locked_directory(place, clock) as building:
+    with building_directory.locked_directory(place, clock) as building:
         (building / "new").touch()
-        one_shot.put_in_place(building, place, check)
+        building_directory.put_in_place(building, place, check)
 
 
 def put_notes(folder: Path) -> None:

@@ -19,10 +19,10 @@ import numpy as np
 
 from holdfast import reading
 from holdfast.adapt.casts import can_cast, converted
+from holdfast.building import locked_directory, put_in_place, remove_leftovers
 from holdfast.clock import SystemClock
 from holdfast.errors import InvalidArgumentError, UnsupportedLeafError, translated
 from holdfast.format.dtypes import item_size_bytes, numpy_dtype, safetensors_form
-from holdfast.manager.one_shot import locked_directory, put_in_place, remove_leftovers
 from holdfast.reading import Checkpoint, FillTarget, Region, StoredArray, open_checkpoint
 
 SHARD_SIZE_BYTES = 5 * 10**9

@@ -21,7 +21,6 @@ All ranks must see the same directory.
 
 from __future__ import annotations
 
-import contextlib
 import io
 import logging
 import math
@@ -29,12 +28,9 @@ import os
 import pickle
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import torch
 from torch.distributed.checkpoint import StorageReader, StorageWriter
@@ -45,11 +41,14 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 from holdfast.adapt.torch import tensors
-from holdfast.clock import SystemClock
-from holdfast.engine.lifecycle.commit import commit
-from holdfast.engine.planning.owners import shared
-from holdfast.engine.saving.part import PartImages, PartPlan
-from holdfast.engine.saving.part_writer import put_image, put_record
+from holdfast.building import (
+    STEP,
+    CheckpointBuilder,
+    NewArray,
+    PartTask,
+    WrittenPart,
+    forms_grid,
+)
 from holdfast.errors import (
     CheckpointDamagedError,
     HoldfastError,
@@ -57,23 +56,8 @@ from holdfast.errors import (
     NotARunError,
     StructureMismatchError,
     UnsupportedLeafError,
-    translated,
 )
-from holdfast.format.dtypes import numpy_dtype
-from holdfast.format.grid import Region, chunk_count, chunk_region, chunk_shape_of, region_shape
-from holdfast.format.layout import Chunk, image_layout
-from holdfast.format.records import ArraySpec, CheckpointSpec, Container, SavedValue
-from holdfast.format.values import encode_value
-from holdfast.manager.one_shot import (
-    SAVED,
-    begin_run,
-    check_replaceable,
-    locked_directory,
-    put_in_place,
-    remove_leftovers,
-)
-from holdfast.reading import Checkpoint, FillTarget, StoredArray, open_checkpoint
-from holdfast.store.disk import DiskStore
+from holdfast.reading import Checkpoint, FillTarget, Region, StoredArray, open_checkpoint
 from holdfast.store.location import RunLocation
 
 log = logging.getLogger(__name__)
@@ -84,33 +68,11 @@ CONVERTED_SIZE_BYTES = 256 * 1024 * 1024
 
 
 @dataclass(frozen=True, kw_only=True)
-class _PartOrder:
-    """What a rank needs to write its part: `arrays` are the tensors of which it writes a chunk."""
-
-    building: str
-    run_id: str
-    rank: int
-    part_count: int
-    arrays: tuple[ArraySpec, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
 class _WrittenItem:
     """The save that an item was written for, and the array of an object; None for a tensor."""
 
-    building: str
-    array: ArraySpec | None
-
-
-@dataclass(kw_only=True)
-class _OpenSave:
-    """A save that the coordinator has begun. `part` is its own part, after it was written."""
-
-    building: Path
-    held: contextlib.ExitStack
-    arrays: tuple[ArraySpec, ...]
-    containers: tuple[Container, ...]
-    part: tuple[PartPlan, Sequence[str]] | None = None
+    save: str
+    array: NewArray | None
 
 
 class HoldfastWriter(StorageWriter, AsyncStager):  # type: ignore[misc]
@@ -127,11 +89,12 @@ class HoldfastWriter(StorageWriter, AsyncStager):  # type: ignore[misc]
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._directory = _directory(path)
-        self._saving: _OpenSave | None = None
+        self._saving: CheckpointBuilder | None = None
+        self._first: WrittenPart | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state without a save that this process has begun."""
-        return {**self.__dict__, "_saving": None}
+        return {**self.__dict__, "_saving": None, "_first": None}
 
     @property
     def checkpoint_id(self) -> str:
@@ -156,9 +119,9 @@ class HoldfastWriter(StorageWriter, AsyncStager):  # type: ignore[misc]
 
     def close(self) -> None:
         """Remove what a failed save left."""
-        saving, self._saving = self._saving, None
+        saving, self._saving, self._first = self._saving, None, None
         if saving is not None:
-            saving.held.close()
+            saving.close()
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         self.close()
@@ -189,33 +152,10 @@ class HoldfastWriter(StorageWriter, AsyncStager):  # type: ignore[misc]
                 "planner with enable_plan_caching=False"
             )
         self.close()
-        arrays, containers = _arrays_of(plans)
-        clock, directory = SystemClock(), self._directory
-        with translated("save to", directory), contextlib.ExitStack() as held:
-            directory.parent.mkdir(parents=True, exist_ok=True)
-            _check_replaceable(directory, directory)
-            remove_leftovers(directory)
-            building = held.enter_context(locked_directory(directory, clock))
-            run_id = begin_run(DiskStore(building, clock), directory, clock)
-            self._saving = _OpenSave(
-                building=building, held=held.pop_all(), arrays=arrays, containers=containers
-            )
-        owned: list[list[ArraySpec]] = [[] for _ in plans]
-        for array in arrays:
-            for rank in {rank for rank, _ in _owners(array)}:
-                owned[rank].append(array)
+        self._saving = CheckpointBuilder(self._directory, _arrays_of(plans), len(plans))
         return [
-            replace(
-                plan,
-                storage_data=_PartOrder(
-                    building=str(building),
-                    run_id=run_id,
-                    rank=rank,
-                    part_count=len(plans),
-                    arrays=tuple(owned[rank]),
-                ),
-            )
-            for rank, plan in enumerate(plans)
+            replace(plan, storage_data=task)
+            for plan, task in zip(plans, self._saving.tasks, strict=True)
         ]
 
     def write_data(self, plan: Any, planner: Any) -> Any:
@@ -225,31 +165,18 @@ class HoldfastWriter(StorageWriter, AsyncStager):  # type: ignore[misc]
             UnsupportedLeafError: the planner resolves an item to another shape or dtype.
             OutOfSpaceError, StorageError: the part is not written.
         """
-        order: _PartOrder = plan.storage_data
+        task: PartTask = plan.storage_data
         objects = [_Saved(item, planner) for item in plan.items if _is_object(item)]
-        arrays = (*order.arrays, *(one.array(order.rank) for one in objects))
-        part = PartPlan(
-            run_id=order.run_id,
-            id=SAVED,
-            rank=order.rank,
-            part_count=order.part_count,
-            layout=image_layout(arrays, order.rank),
-            spec=_spec(arrays, (), ()),
-            process_values=(),
-        )
-        chunk_bytes = _ItemBytes(arrays, plan.items, objects, planner)
-        store, images = DiskStore(Path(order.building), SystemClock()), PartImages(own=part.layout)
-        digests = put_image(store, part, images, chunk_bytes)
-        if order.rank:
-            put_record(store, part, images, digests)
-        else:
-            self._current(order.building).part = part, digests
-        made = {one.fqn: one.array(order.rank) for one in objects}
+        made = {one.fqn: one.array(task.rank) for one in objects}
+        part = task.write(_ItemBytes(plan.items, objects, planner), [*made.values()])
+        if task.rank == 0:
+            self._current(task.save)
+            self._first = part
         results = [
             WriteResult(
                 index=item.index,
                 size_in_bytes=_size_bytes(item, made),
-                storage_data=_WrittenItem(building=order.building, array=made.get(item.index.fqn)),
+                storage_data=_WrittenItem(save=task.save, array=made.get(item.index.fqn)),
             )
             for item in plan.items
         ]
@@ -266,28 +193,18 @@ class HoldfastWriter(StorageWriter, AsyncStager):  # type: ignore[misc]
             OutOfSpaceError, StorageError: the checkpoint is not at the path.
         """
         written = [result.storage_data for of_rank in results for result in of_rank]
-        saving = self._current(*{one.building for one in written})
+        saving = self._current(*{one.save for one in written})
         try:
-            assert saving.part is not None
+            assert self._first is not None
             metadata.storage_meta = self.storage_meta()
-            made = tuple(one.array for one in written if one.array is not None)
-            value = encode_value(pickle.dumps(metadata), METADATA[0])
-            values = (SavedValue(path=METADATA, value=value),)
-            spec = _spec((*saving.arrays, *made), saving.containers, values)
-            part, digests = saving.part
-            store = DiskStore(saving.building, SystemClock())
-            with translated("save to", self._directory):
-                whole = replace(part, spec=spec)
-                put_record(store, whole, PartImages(own=part.layout), digests)
-                commit(store, SAVED, part.part_count)
-                check = partial(_check_replaceable, directory=self._directory)
-                put_in_place(saving.building, self._directory, check)
+            own = [one.array for one in written if one.array is not None]
+            saving.commit(self._first, own=own, values={METADATA: pickle.dumps(metadata)})
         finally:
             self.close()
 
-    def _current(self, *buildings: str) -> _OpenSave:
+    def _current(self, *saves: str) -> CheckpointBuilder:
         saving = self._saving
-        if saving is None or any(building != str(saving.building) for building in buildings):
+        if saving is None or any(save != saving.save for save in saves):
             raise InvalidArgumentError(
                 f"save to {self._directory}: another save began with this HoldfastWriter before "
                 "this one ended; wait for it, or use a writer for each"
@@ -343,7 +260,7 @@ class HoldfastReader(StorageReader):  # type: ignore[misc]
             raise
 
     def _metadata(self) -> Metadata:
-        self._checkpoint = open_checkpoint(self._directory, SAVED.step)
+        self._checkpoint = open_checkpoint(self._directory, STEP)
         values = self._checkpoint.values
         if METADATA not in values:
             raise NotARunError(
@@ -408,14 +325,6 @@ def _directory(path: str | os.PathLike[str]) -> Path:
     return location.folder
 
 
-def _check_replaceable(place: Path, directory: Path) -> None:
-    """Check that `place` is missing, empty, or what an earlier save to `directory` made."""
-    if not os.path.lexists(place):
-        return
-    if place.is_symlink() or not place.is_dir() or os.listdir(place):
-        check_replaceable(place, directory=directory, clock=SystemClock())
-
-
 def _is_object(item: Any) -> bool:
     return item.type is WriteItemType.BYTE_IO
 
@@ -426,13 +335,8 @@ def _region_of(item: Any) -> Region:
     return start, tuple(a + d for a, d in zip(start, chunk.sizes, strict=True))
 
 
-def _owners(array: ArraySpec) -> tuple[tuple[int, int], ...]:
-    assert not isinstance(array.owners, int)
-    return array.owners
-
-
-def _arrays_of(plans: Sequence[Any]) -> tuple[tuple[ArraySpec, ...], tuple[Container, ...]]:
-    """Return the arrays of all tensors of the plans, and the inner nodes above them."""
+def _arrays_of(plans: Sequence[Any]) -> list[NewArray]:
+    """Return the arrays of all tensors of the plans."""
     writers: dict[str, dict[Region, int]] = {}
     items: dict[str, Any] = {}
     for rank, plan in enumerate(plans):
@@ -444,40 +348,28 @@ def _arrays_of(plans: Sequence[Any]) -> tuple[tuple[ArraySpec, ...], tuple[Conta
                 items[name] = item
                 # A planner of the user may let several ranks write one shard: the first does.
                 writers.setdefault(name, {}).setdefault(_region_of(item), rank)
-    containers = [Container(path=(), kind="dict")]
-    arrays: list[ArraySpec] = []
-    for name, ranks in writers.items():
-        made = list(_arrays_of_tensor(name, items[name].tensor_data, ranks))
-        if any(len(array.path) > 1 for array in made):
-            containers.append(Container(path=(name,), kind="dict"))
-        arrays += made
-    return tuple(arrays), tuple(containers)
+    return [
+        array
+        for name, ranks in writers.items()
+        for array in _arrays_of_tensor(name, items[name].tensor_data, ranks)
+    ]
 
 
-def _arrays_of_tensor(name: str, data: Any, ranks: dict[Region, int]) -> Iterator[ArraySpec]:
+def _arrays_of_tensor(name: str, data: Any, ranks: dict[Region, int]) -> Iterator[NewArray]:
     """Yield the array of a tensor whose shards are written by `ranks`; or one for each shard."""
     shape, dtype = tuple(data.size), tensors.dtype_name_of(data.properties.dtype)
-    if numpy_dtype(dtype) is None:
-        raise UnsupportedLeafError(f"save {name}: dtype {dtype} cannot be stored; convert it")
-    grid = chunk_shape_of(shape, ranks)
-    if grid is None:
-        for region, rank in ranks.items():
-            extents = region_shape(region)
-            yield ArraySpec(
-                path=(name, _shard_name(region[0])),
-                shape=extents,
-                dtype=dtype,
-                chunk_shape=extents,
-                owners=((rank, 1),),
-            )
+    if forms_grid(shape, ranks):
+        yield NewArray(path=(name,), shape=shape, dtype=dtype, writers=ranks)
         return
-    if math.prod(shape) == 0:
-        of_chunks = [min(ranks.values())]
-    else:
-        regions = (chunk_region(shape, grid, i) for i in range(chunk_count(shape, grid)))
-        of_chunks = [ranks[region] for region in regions]
-    owners = tuple((rank, len([*run])) for rank, run in groupby(of_chunks))
-    yield ArraySpec(path=(name,), shape=shape, dtype=dtype, chunk_shape=grid, owners=owners)
+    for region, rank in ranks.items():
+        extents = _shape_of(region)
+        whole = (0,) * len(extents), extents
+        path = name, _shard_name(region[0])
+        yield NewArray(path=path, shape=extents, dtype=dtype, writers={whole: rank})
+
+
+def _shape_of(region: Region) -> tuple[int, ...]:
+    return tuple(stop - start for start, stop in zip(*region, strict=True))
 
 
 def _shard_name(start: tuple[int, ...]) -> str:
@@ -485,26 +377,7 @@ def _shard_name(start: tuple[int, ...]) -> str:
     return "at " + ",".join(map(str, start))
 
 
-def _spec(
-    arrays: Sequence[ArraySpec],
-    containers: tuple[Container, ...],
-    values: tuple[SavedValue, ...],
-) -> CheckpointSpec:
-    owners = shared([_owners(array) for array in arrays])
-    return CheckpointSpec(
-        time=SystemClock().now(),
-        metrics=None,
-        arrays=tuple(
-            msgspec.structs.replace(array, owners=of_array)
-            for array, of_array in zip(arrays, owners, strict=True)
-        ),
-        containers=containers,
-        values=values,
-        process_values=(),
-    )
-
-
-def _size_bytes(item: Any, objects: dict[str, ArraySpec]) -> int:
+def _size_bytes(item: Any, objects: dict[str, NewArray]) -> int:
     if _is_object(item):
         return objects[item.index.fqn].shape[0]
     data = item.tensor_data
@@ -518,21 +391,16 @@ class _Saved:
         self.fqn: str = item.index.fqn
         self.data = planner.resolve_data(item).getbuffer()
 
-    def array(self, rank: int) -> ArraySpec:
-        """Return the array of the bytes, which `rank` owns."""
+    def array(self, rank: int) -> NewArray:
+        """Return the array of the bytes, which `rank` writes."""
         shape = (len(self.data),)
-        return ArraySpec(
-            path=(self.fqn,), shape=shape, dtype="uint8", chunk_shape=shape, owners=((rank, 1),)
-        )
+        return NewArray(path=(self.fqn,), shape=shape, dtype="uint8", writers={((0,), shape): rank})
 
 
 class _ItemBytes:
     """The bytes of the chunks of a part, each resolved when it is written."""
 
-    def __init__(
-        self, arrays: Sequence[ArraySpec], items: Sequence[Any], objects: Any, planner: Any
-    ) -> None:
-        self._arrays = arrays
+    def __init__(self, items: Sequence[Any], objects: Any, planner: Any) -> None:
         self._planner = planner
         self._objects = {one.fqn: one.data for one in objects}
         # Of shards without elements, several may start where another one does.
@@ -542,13 +410,12 @@ class _ItemBytes:
             if not _is_object(item) and math.prod(item.tensor_data.chunk.sizes)
         }
 
-    def __call__(self, chunk: Chunk) -> memoryview:
-        path = self._arrays[chunk.array_index].path
+    def __call__(self, path: tuple[str | int, ...], region: Region) -> memoryview:
         name = str(path[0])
         if name in self._objects:
             return memoryview(self._objects[name]).cast("B")
         # A shard that is an array of its own is found by its name.
-        start = chunk.start
+        start = region[0]
         if len(path) > 1:
             text = str(path[1]).removeprefix("at ")
             start = tuple(int(part) for part in text.split(",") if part)
@@ -595,7 +462,7 @@ class _ReadTensor:
         array, region = place
         self._item, self._planner, self._array = item, planner, array
         self._tensor = planner.resolve_tensor(item).detach()
-        shape = region_shape(region)
+        shape = _shape_of(region)
         if tuple(self._tensor.shape) != shape:
             raise StructureMismatchError(
                 f"load {array.name}: expected a tensor of shape {shape} to fill, found "

@@ -30,6 +30,7 @@ except ImportError as error:
     ) from error
 
 from holdfast.adapt.jax.restore import check_fits_jax
+from holdfast.building import locked_directory, put_in_place, remove_leftovers
 from holdfast.errors import translated
 from holdfast.interop import scratch_memory
 from holdfast.interop.orbax import args as own_args
@@ -39,7 +40,6 @@ from holdfast.interop.orbax.orbax_files import array_over
 from holdfast.interop.orbax.records import DEFAULT_ITEM, RECORD, StepRecord
 from holdfast.interop.orbax.run_reader import value_at
 from holdfast.interop.scratch_memory import Progress, read_whole_step, scratch_folder
-from holdfast.manager.one_shot import locked_directory, put_in_place, remove_leftovers
 from holdfast.reading import StoredArray
 
 _BUILDING = "export"

@@ -12,6 +12,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from holdfast import RamTier
 from holdfast.errors import InvalidArgumentError
 from holdfast.interop.orbax import args as ocp_args
 from holdfast.interop.orbax.checkpoint_manager import CheckpointManager
@@ -19,7 +20,6 @@ from holdfast.interop.orbax.checkpoint_managers import preservation_policy as pr
 from holdfast.interop.orbax.checkpoint_managers import save_decision_policy as decisions
 from holdfast.interop.orbax.options import CheckpointManagerOptions
 from holdfast.interop.orbax.restore_args import restore_args_as_placed
-from holdfast.job.options import RamTier
 from holdfast.policy import preservation_policy as own_preservation
 from holdfast.policy import save_decision_policy as own_decisions
 

@@ -25,13 +25,12 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.plugins import CheckpointIO
 
-from holdfast.adapt.torch.objects import Replicated
-from holdfast.adapt.torch.random_state import RandomState
+from holdfast import load, save
+from holdfast.building import is_saved_one
 from holdfast.clock import SystemClock
 from holdfast.errors import InvalidArgumentError, NotARunError, translated
 from holdfast.interop.trainers.trainer_session import TrainerSession
-from holdfast.manager import load, save
-from holdfast.manager.one_shot import is_saved_one
+from holdfast.torch import RandomState, Replicated
 
 ARRAYS = ("state_dict", "optimizer_states")
 """The entries of Lightning's checkpoints that are stored as arrays, the others by `torch.save`."""

@@ -22,10 +22,9 @@ from torchtitan.components.checkpointer.base import (
 )
 
 from holdfast import preservation_policy, save_decision_policy
-from holdfast.adapt.torch.objects import Replicated
-from holdfast.adapt.torch.random_state import RandomState
 from holdfast.errors import InvalidArgumentError
 from holdfast.interop.trainers.trainer_session import TrainerSession
+from holdfast.torch import RandomState, Replicated
 
 _NOT_OFFERED = {
     "initial_load_path": "initial_load_path",

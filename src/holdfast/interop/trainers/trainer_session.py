@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
+from holdfast import CheckpointManager
 from holdfast.errors import StepNotFoundError
-from holdfast.manager import CheckpointManager
 
 log = logging.getLogger(__name__)
 

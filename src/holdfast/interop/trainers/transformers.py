@@ -22,10 +22,9 @@ import torch
 from transformers import Trainer, TrainerCallback
 from transformers.trainer_callback import ExportableState
 
-from holdfast.adapt.torch.objects import Replicated
-from holdfast.adapt.torch.random_state import RandomState
 from holdfast.errors import InvalidArgumentError
 from holdfast.interop.trainers.trainer_session import TrainerSession
+from holdfast.torch import RandomState, Replicated
 
 _STATE_FILE, _WEIGHTS_FILE = "trainer_state.json", "pytorch_model.bin"
 
