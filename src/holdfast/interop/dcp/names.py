@@ -1,0 +1,33 @@
+"""The names and the place of a DCP checkpoint in Holdfast's format."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from holdfast.errors import InvalidArgumentError
+from holdfast.reading import Region
+from holdfast.store.location import RunLocation
+
+METADATA = ("__dcp_metadata__",)
+"""The path of DCP's metadata, pickled."""
+
+
+def checkpoint_directory(path: str | os.PathLike[str]) -> Path:
+    """Return the absolute directory that a user has named; refuse a URL."""
+    location = RunLocation.parse(path)
+    if location.is_url:
+        raise InvalidArgumentError(
+            f"use {location}: expected a path, found a URL; DCP's checkpoints are directories"
+        )
+    return location.folder
+
+
+def shape_of(region: Region) -> tuple[int, ...]:
+    """Return the extents of a region."""
+    return tuple(stop - start for start, stop in zip(*region, strict=True))
+
+
+def shard_name(start: tuple[int, ...]) -> str:
+    """Return the name of a shard that is an array of its own."""
+    return "at " + ",".join(map(str, start))

@@ -1,0 +1,233 @@
+"""DCP's reader: items of DCP from the regions of a checkpoint's arrays."""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+import pickle
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch.distributed.checkpoint import StorageReader
+from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.planner import LoadItemType
+from torch.futures import Future
+
+from holdfast.adapt.torch import tensors
+from holdfast.building import STEP
+from holdfast.errors import (
+    CheckpointDamagedError,
+    HoldfastError,
+    NotARunError,
+    StructureMismatchError,
+)
+from holdfast.interop.dcp.names import METADATA, checkpoint_directory, shape_of, shard_name
+from holdfast.reading import Checkpoint, FillTarget, Region, StoredArray, open_checkpoint
+
+log = logging.getLogger(__name__)
+
+CONVERTED_SIZE_BYTES = 256 * 1024 * 1024
+"""Tensors that cannot be filled in place are read in groups of about this size."""
+
+
+class HoldfastReader(StorageReader):  # type: ignore[misc]
+    """DCP's reader of what `HoldfastWriter` has written, into any shards of any number of ranks.
+
+    Tensors in the host's memory are filled in place if they are contiguous and have the saved
+    dtype, others by `copy_`. After an error their elements are undefined, as with DCP's own reader.
+
+    Args:
+        path: The directory of the checkpoint. A `checkpoint_id` that DCP is given replaces it.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._directory = checkpoint_directory(path)
+        self._checkpoint: Checkpoint | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the state without the open checkpoint."""
+        return {**self.__dict__, "_checkpoint": None}
+
+    @property
+    def checkpoint_id(self) -> str:
+        """The directory of the current checkpoint."""
+        return str(self._directory)
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        return "://" not in str(checkpoint_id)
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        self._checkpoint = None
+        if checkpoint_id is not None:
+            self._directory = checkpoint_directory(checkpoint_id)
+
+    # A parameter named `kwargs` would make DCP look for metadata of each rank.
+    def read_metadata(self, *args: Any, **options: Any) -> Any:
+        """Return the metadata of the checkpoint as DCP made it.
+
+        Raises:
+            NotARunError: there is no checkpoint, or another program wrote it.
+            CheckpointDamagedError, NewerFormatError, StorageError: it cannot be read.
+        """
+        try:
+            return self._metadata()
+        except HoldfastError as error:
+            # DCP before 2.12 reports "metadata is None", without the reason.
+            log.warning("%s", error)
+            raise
+
+    def _metadata(self) -> Metadata:
+        self._checkpoint = open_checkpoint(self._directory, STEP)
+        values = self._checkpoint.values
+        if METADATA not in values:
+            raise NotARunError(
+                f"read {self._directory}: expected a checkpoint that HoldfastWriter wrote, found "
+                "another; use holdfast.load"
+            )
+        found = pickle.loads(values[METADATA])  # type: ignore[arg-type]
+        if not isinstance(found, Metadata):
+            raise CheckpointDamagedError(
+                f"read {self._directory}: expected DCP's metadata, found {type(found).__name__}"
+            )
+        return found
+
+    def set_up_storage_reader(
+        self, metadata: Any, is_coordinator: bool, *args: Any, **kwargs: Any
+    ) -> None:
+        if self._checkpoint is None:
+            self.read_metadata()
+
+    def prepare_local_plan(self, plan: Any) -> Any:
+        return plan
+
+    def prepare_global_plan(self, plans: list[Any]) -> list[Any]:
+        return plans
+
+    def read_data(self, plan: Any, planner: Any) -> Any:
+        """Fill all items of a plan.
+
+        Raises:
+            StructureMismatchError: an item is not in the checkpoint, or a target has another shape.
+            CheckpointDamagedError, StorageError: bytes that are needed cannot be read.
+        """
+        checkpoint = self._checkpoint
+        assert checkpoint is not None
+        in_place: list[_ReadTensor] = []
+        others: list[_ReadTensor | _ReadObject] = []
+        for item in plan.items:
+            place = _place_of(item, checkpoint)
+            if item.type is LoadItemType.BYTE_IO:
+                others.append(_ReadObject(item, place, planner))
+                continue
+            one = _ReadTensor(item, place, planner)
+            if one.fills_in_place:
+                in_place.append(one)
+            else:
+                others.append(one)
+        for group in (in_place, *_groups(others)):
+            checkpoint.fill([r.target for r in group if r.target.buffer.size])
+            for read in group:
+                read.hand_over()
+        done: Any = Future()
+        done.set_result(None)
+        return done
+
+
+def _place_of(item: Any, checkpoint: Checkpoint) -> tuple[StoredArray, Region]:
+    """Return the array and the region that an item reads.
+
+    Raises:
+        StructureMismatchError: the checkpoint does not have it.
+    """
+    index, arrays = item.storage_index, checkpoint.arrays
+    whole = arrays.get((index.fqn,))
+    lengths = tuple(item.lengths)
+    if item.type is LoadItemType.BYTE_IO and whole is not None:
+        return whole, whole.region
+    offset = tuple(index.offset) if index.offset is not None else (0,) * len(lengths)
+    start = tuple(item.storage_offsets)
+    if whole is not None:
+        start = tuple(a + b for a, b in zip(offset, start, strict=True))
+    else:
+        whole = arrays.get((index.fqn, shard_name(offset)))
+    if whole is None:
+        raise StructureMismatchError(
+            f"load {index.fqn}: expected it in the checkpoint, found no shard at {offset}"
+        )
+    return whole, (start, tuple(a + d for a, d in zip(start, lengths, strict=True)))
+
+
+class _ReadTensor:
+    """The elements that one item reads, and the tensor that gets them."""
+
+    def __init__(self, item: Any, place: tuple[StoredArray, Region], planner: Any) -> None:
+        array, region = place
+        self._item, self._planner, self._array = item, planner, array
+        self._tensor = planner.resolve_tensor(item).detach()
+        shape = shape_of(region)
+        if tuple(self._tensor.shape) != shape:
+            raise StructureMismatchError(
+                f"load {array.name}: expected a tensor of shape {shape} to fill, found "
+                f"{tuple(self._tensor.shape)}"
+            )
+        self._has_dtype = tensors.dtype_name_of(self._tensor.dtype) == array.dtype
+        self.fills_in_place = self._has_dtype and _is_plain(self._tensor)
+        if self.fills_in_place:
+            flat = tensors.bytes_of(self._tensor).numpy()
+            buffer = flat.view(array.numpy_dtype).reshape(shape)
+        else:
+            buffer = np.empty(shape, array.numpy_dtype)
+        self.target = FillTarget(array.path, region, buffer)
+
+    def hand_over(self) -> None:
+        """Give the elements to the planner."""
+        if not self.fills_in_place and self.target.buffer.size:
+            if self._has_dtype:
+                tensors.fill(self._tensor, {self.target.region: self.target.buffer})
+            else:
+                array = self._array
+                self._tensor.copy_(tensors.tensor_of(self.target.buffer, array.dtype, array.name))
+        self._planner.commit_tensor(self._item, self._tensor)
+
+
+class _ReadObject:
+    """The bytes of one object."""
+
+    def __init__(self, item: Any, place: tuple[StoredArray, Region], planner: Any) -> None:
+        array, region = place
+        self._item, self._planner = item, planner
+        buffer = np.empty(array.shape, np.uint8)
+        self.target = FillTarget(array.path, region, buffer)
+
+    def hand_over(self) -> None:
+        """Give the bytes to the planner."""
+        self._planner.load_bytes(self._item, io.BytesIO(self.target.buffer.tobytes()))
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """Return whether the memory of a tensor is its elements in C order, in the host's memory."""
+    return (
+        tensor.device.type == "cpu"
+        and tensor.layout is torch.strided
+        and tensor.is_contiguous()
+        and not tensor.is_conj()
+        and not tensor.is_neg()
+        and tensor.numel() > 0
+    )
+
+
+def _groups(items: Sequence[Any]) -> Iterator[list[Any]]:
+    """Yield items in groups of about `CONVERTED_SIZE_BYTES`."""
+    group: list[Any] = []
+    size_bytes = 0
+    for one in items:
+        group.append(one)
+        size_bytes += one.target.buffer.nbytes
+        if size_bytes >= CONVERTED_SIZE_BYTES:
+            yield group
+            group, size_bytes = [], 0
+    yield group
