@@ -41,6 +41,9 @@ TRAINER_TESTS := tests/interop/test_axlearn.py tests/interop/test_keras.py tests
 	tests/interop/test_tunix.py
 DOCS_VENV := .venv-docs
 DOCS_STAMP := $(DOCS_VENV)/.ready-$(IDENTITY)
+DIST_VENV := .venv-dist
+DIST_STAMP := $(DIST_VENV)/.ready-$(IDENTITY)
+EXTRAS ?= all
 # The theme announces its successor at every build.
 DOCS := NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/python -m mkdocs build --strict
 
@@ -56,7 +59,7 @@ define test_in
 	done
 endef
 
-.PHONY: help demo test test-jax test-torch trainers check docs bench soak clean
+.PHONY: help demo test test-jax test-torch trainers check docs dist bench soak clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
@@ -98,6 +101,9 @@ docs: $(DOCS_STAMP) ## build the documentation as a site, in build/site
 	$(DOCS)
 	@echo "Built build/site/index.html. To search in it: python3 -m http.server -d build/site"
 
+dist: $(DIST_STAMP) ## build wheel and sdist and check them as users get them; EXTRAS="jax torch": only these extras
+	$(DIST_VENV)/bin/python -m tests.dist.check $(EXTRAS)
+
 bench: $(BENCH_STAMP) ## measure beside other checkpointers, for four hours, and write docs/performance.md
 	$(BENCH_VENV)/bin/python -m benchmarks $(ROWS)
 
@@ -107,7 +113,7 @@ soak: $(STAMP) $(AZURITE_STAMP) ## break it on purpose, for an hour, and write d
 	$(BIN)/python -m tests.trust.figures
 
 clean: ## remove everything that is not source
-	rm -rf $(VENV) $(BENCH_VENV) $(DOCS_VENV) $(JAX_VENVS) $(TORCH_VENVS) .venv-trainers .venv-torchtitan build dist src/*.egg-info \
+	rm -rf $(VENV) $(BENCH_VENV) $(DIST_VENV) $(DOCS_VENV) $(JAX_VENVS) $(TORCH_VENVS) .venv-trainers .venv-torchtitan build dist src/*.egg-info \
 		.hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -134,6 +140,14 @@ $(DOCS_STAMP): pyproject.toml constraints.txt
 	@echo "Setting up $(DOCS_VENV); this takes half a minute."
 	$(PYTHON) -m venv --clear $(DOCS_VENV)
 	$(DOCS_VENV)/bin/python -m pip install -qq -c constraints.txt -e '.[docs]'
+	@touch $@
+
+# Without Holdfast: what is checked is in environments of their own.
+$(DIST_STAMP): constraints.txt Makefile
+	@echo "Setting up $(DIST_VENV); this takes half a minute."
+	$(PYTHON) -m venv --clear $(DIST_VENV)
+	$(DIST_VENV)/bin/python -m pip install -qq -c constraints.txt build mypy packaging \
+		'readme_renderer[md]' setuptools trove-classifiers twine
 	@touch $@
 
 # The stamp is in the environment, which `--clear` empties when it is made anew.

@@ -1,7 +1,8 @@
 """Hooks of the site: pages for what lies outside of `docs`, and the list of decisions.
 
 The pages link to files of the repository, so that they can be read there. On the site, a linked
-source file is a page of its own, and CHANGELOG.md is one. Decisions are listed without naming each.
+source file is a page of its own, and CHANGELOG.md and SECURITY.md are. Decisions are listed without
+naming each.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from mkdocs.structure.pages import Page
 DOCS = Path(__file__).parent
 ROOT = DOCS.parent
 SOURCE_LINK = re.compile(r"\]\((?:\.\./)+src/([\w/]+)\.py\)")
-CHANGELOG_LINK = re.compile(r"\]\((?:\.\./)+CHANGELOG\.md\)")
+ROOT_PAGES = {"CHANGELOG.md": "changelog.md", "SECURITY.md": "security.md"}
+ROOT_LINK = re.compile(rf"\]\((?:\.\./)*({'|'.join(ROOT_PAGES)})\)")
 FOLDER_LINK = re.compile(r"\]\(decisions/\)")
 DOCS_LINK = re.compile(r"\]\(docs/")
 PAGE = """---
@@ -96,8 +98,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         text = (ROOT / "src" / f"{path}.py").read_text()
         content = PAGE.format(path=f"{path}.py", text=text)
         files.append(File.generated(config, f"source/{path}.md", content=content))
-    changes = DOCS_LINK.sub("](", (ROOT / "CHANGELOG.md").read_text())
-    files.append(File.generated(config, "changelog.md", content=changes))
+    for name, page in ROOT_PAGES.items():
+        text = DOCS_LINK.sub("](", (ROOT / name).read_text())
+        files.append(File.generated(config, page, content=text))
     files.append(File.generated(config, "decisions/index.md", content=_decisions()))
     return files
 
@@ -116,4 +119,4 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
     up = "../" * page.file.src_uri.count("/")
     markdown = SOURCE_LINK.sub(rf"]({up}source/\1.md)", markdown)
     markdown = FOLDER_LINK.sub("](decisions/index.md)", markdown)
-    return CHANGELOG_LINK.sub(f"]({up}changelog.md)", markdown)
+    return ROOT_LINK.sub(lambda link: f"]({up}{ROOT_PAGES[link[1]]})", markdown)

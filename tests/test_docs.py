@@ -17,7 +17,7 @@ from tests.hosts import host
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "holdfast"
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").rglob("*.md"))]
 MARKED = re.compile(r"<!-- run -->\n```python\n(.*?)```", re.DOTALL)
 ANY = re.compile(r"```python\n(.*?)```", re.DOTALL)
 BLOCK = re.compile(r"^ *```.*?^ *```", re.DOTALL | re.MULTILINE)
