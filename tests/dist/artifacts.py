@@ -63,16 +63,18 @@ class Artifacts:
         init = (ROOT / "src" / "holdfast" / "__init__.py").read_text()
         expect(NAME, fields["Name"])
         expect(project["version"], fields["Version"], "version")
-        expect(f'__version__ = "{fields["Version"]}"' in init, True, "the same in holdfast")
-        change = re.search(r"^## \[.*?\d+\.\d+\.\d+.*$", (ROOT / "CHANGELOG.md").read_text(), re.M)
-        expect(change is not None and fields["Version"] in change[0], True, "and in CHANGELOG.md")
+        versions = re.findall(r'^__version__ = "(.*)"$', init, re.MULTILINE)
+        expect([fields["Version"]], versions, "holdfast.__version__")
+        changes = re.findall(r"^## .*?(\d+\.\d+\.\d+)", (ROOT / "CHANGELOG.md").read_text(), re.M)
+        expect([fields["Version"]], changes[:1], "the newest version in CHANGELOG.md")
         expect("Apache-2.0", fields["License-Expression"])
         expect(["LICENSE"], fields.get_all("License-File"))
         expect("text/markdown", fields["Description-Content-Type"])
         self._check_classifiers(fields)
         addresses = fields.get_all("Project-URL", [])
         for address in addresses:
-            expect(True, re.search(r", https://[^/ ]+\.[^/ ]+/", address) is not None, address)
+            if not re.search(r", https://[^/ ]+\.[^/ ]+/", address):
+                raise CheckFailedError("NAME, https://HOST/PATH", address)
         for requirement in fields.get_all("Requires-Dist", []):
             if Requirement(requirement).url:
                 raise CheckFailedError("requirements that an index has", requirement)
@@ -89,7 +91,8 @@ class Artifacts:
             licences = [name for name in info if name.endswith("/licenses/LICENSE")]
             expect(1, len(licences), "LICENSE in the wheel")
             expect((ROOT / "LICENSE").read_bytes(), archive.read(licences[0]), "LICENSE")
-        source = {path.removeprefix("src/") for path in _tracked() if path.startswith("src/")}
+        package = [path for path in _tracked() if path.startswith("src/holdfast/")]
+        source = {path.removeprefix("src/") for path in package}
         if names - info != source:
             raise CheckFailedError(
                 "the files of src/holdfast",
@@ -140,7 +143,7 @@ class Artifacts:
 
     def _check_classifiers(self, fields: Message) -> None:
         named = fields.get_all("Classifier", [])
-        expect([], [name for name in named if name not in known_classifiers], "no classifiers")
+        expect([], [name for name in named if name not in known_classifiers], "unknown classifiers")
         expect(True, "Typing :: Typed" in named, "the classifier of py.typed")
         expect(True, "Operating System :: POSIX :: Linux" in named, "the classifier of Linux")
         pattern = re.compile(r"Programming Language :: Python :: (3\.\d+)")

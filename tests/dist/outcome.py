@@ -10,6 +10,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 COMMAND_SECS = 1800.0
 LINES_SHOWN = 12
+CHARS_SHOWN = 600
 
 
 class CheckFailedError(Exception):
@@ -23,7 +24,8 @@ def expect(expected: object, found: object, name: str = "") -> None:
     """Raise unless both are equal; `name` says what they are."""
     if expected != found:
         prefix = f"{name}: " if name else ""
-        raise CheckFailedError(f"{prefix}{expected!r}", repr(found))
+        shown = repr(found)[:CHARS_SHOWN]
+        raise CheckFailedError(f"{prefix}{expected!r}"[:CHARS_SHOWN], shown)
 
 
 def run(
