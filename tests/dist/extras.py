@@ -75,15 +75,15 @@ EXTRAS = {
     "jax": Extra(first_program("README.md")),
     "aws": Extra(AWS),
     "torch": Extra(first_program("docs/pytorch.md")),
-    "transformers": Extra("import accelerate\nimport holdfast.interop.transformers\n"),
-    "lightning": Extra("import holdfast.interop.lightning\n"),
+    "transformers": Extra("import accelerate\nimport holdfast.interop.trainers.transformers\n"),
+    "lightning": Extra("import holdfast.interop.trainers.lightning\n"),
     # It needs older versions of some packages than the repository's environment.
-    "torchtitan": Extra("import holdfast.interop.torchtitan\n", constraints="torch==2.13.0\n"),
+    "torchtitan": Extra("import holdfast.interop.trainers.torchtitan\n", constraints="torch==2.13.0\n"),
     "orbax": Extra(
         "import orbax.checkpoint\n"
         "import holdfast.interop.orbax\n"
-        "import holdfast.interop.orbax_export\n"
-        "import holdfast.interop.orbax_import\n"
+        "import holdfast.interop.orbax.orbax_export\n"
+        "import holdfast.interop.orbax.orbax_import\n"
     ),
     "metrics": Extra(METRICS),
     "cuda": Extra(CUDA),
