@@ -18,6 +18,7 @@ import holdfast
 from holdfast import errors
 from holdfast.building import directory as building_directory
 from holdfast.clock import SystemClock
+from holdfast.manager.run import Run
 from holdfast.store import renames
 from tests.hosts import Host
 
@@ -274,6 +275,40 @@ def test_a_file_that_is_put_there_after_the_exchange_is_kept_and_so_reported(
     holdfast.save(place, {"n": 3})
     assert (kept / "notes.txt").read_text() == "mine"
     assert holdfast.load(kept) == {"n": 1}
+
+
+@pytest.mark.parametrize("times", [1, 3])
+def test_a_load_reads_the_new_state_if_a_save_replaces_the_old_one_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, times: int
+) -> None:
+    path, values = tmp_path / "weights", iter(range(1, times + 1))
+    holdfast.save(path, {"w": np.full(1000, 0)})
+    restore = Run.restore
+
+    def late(run: Run, *arguments: Any, **options: Any) -> Any:
+        value = next(values, None)
+        if value is not None:
+            holdfast.save(path, {"w": np.full(1000, value)}, overwrite=True)
+        return restore(run, *arguments, **options)
+
+    monkeypatch.setattr(Run, "restore", late)
+    assert set(holdfast.load(path)["w"]) == {times}
+
+
+def test_a_load_of_what_is_damaged_is_not_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, tries = tmp_path / "weights", []
+    holdfast.save(path, {"w": np.zeros(1000)})
+    (manifest,) = (path / "checkpoints" / "manifests").iterdir()
+    manifest.write_bytes(b"{}")
+    restore = Run.restore
+    monkeypatch.setattr(
+        Run, "restore", lambda *args, **more: tries.append(1) or restore(*args, **more)
+    )
+    with pytest.raises(errors.CheckpointDamagedError):
+        holdfast.load(path)
+    assert tries == [1]
 
 
 def test_what_another_save_removes_is_left_to_it(tmp_path: Path) -> None:

@@ -26,12 +26,22 @@ from holdfast.building.directory import (
 from holdfast.clock import Clock, SystemClock
 from holdfast.engine.lifecycle.commit import commit
 from holdfast.engine.saving.part_writer import write_part
-from holdfast.errors import InvalidArgumentError, translated
+from holdfast.errors import (
+    CheckpointDamagedError,
+    InvalidArgumentError,
+    NotARunError,
+    StepNotFoundError,
+    StorageError,
+    translated,
+)
 from holdfast.manager import arguments
 from holdfast.manager.planning import Planner, Taking
 from holdfast.manager.run import Run
 from holdfast.store.disk import DiskStore
 from holdfast.store.location import RunLocation
+
+REPLACED_MAX = 20
+"""How often `load` begins again because its directory was replaced."""
 
 
 def save(
@@ -86,10 +96,32 @@ def load(
 ) -> Any:
     """Read the state that `save` wrote to `path`; of a run's directory, its newest checkpoint.
 
-    Arguments and errors are those of `Run.restore`, and of `open_run`.
+    Arguments and errors are those of `Run.restore`, and of `open_run`. If a `save` with `overwrite`
+    replaces the directory meanwhile, the call begins again with the new one.
     """
-    with Run(path) as run:
-        return run.restore(like=like, only=only, partial=partial, cast=cast, framework=framework)
+    for tries_left in range(REPLACED_MAX, -1, -1):
+        stamp = _stamp(path)
+        try:
+            with Run(path) as run:
+                return run.restore(
+                    like=like, only=only, partial=partial, cast=cast, framework=framework
+                )
+        except (NotARunError, StepNotFoundError, CheckpointDamagedError, StorageError):
+            # What was being read is removed by whoever has replaced it.
+            if not tries_left or _stamp(path) == stamp:
+                raise
+    raise AssertionError("the last try returns or raises")
+
+
+def _stamp(path: str | os.PathLike[str]) -> tuple[int, ...] | None:
+    """Return what changes when another directory is put at a path; None for a URL, and nothing."""
+    location = RunLocation.parse(path)
+    try:
+        state = None if location.is_url else os.stat(location.folder)
+    except OSError:
+        return None
+    # Numbers of inodes are used again.
+    return (state.st_dev, state.st_ino, state.st_ctime_ns) if state is not None else None
 
 
 def _directory(path: object) -> Path:
