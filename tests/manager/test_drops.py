@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
+import time
 from collections.abc import Callable
 
 import pytest
@@ -19,9 +20,16 @@ from tests.trust.in_process import StepClock
 Accept = Callable[..., CheckpointId]
 
 
+class RunningClock(StepClock):
+    """Moves by itself too, for waits that another thread ends."""
+
+    def monotonic(self) -> float:
+        return super().monotonic() + time.monotonic()
+
+
 @pytest.fixture
 def clock() -> StepClock:
-    return StepClock()
+    return RunningClock()
 
 
 @pytest.fixture
@@ -53,7 +61,7 @@ def failure(progress: Progress, *, at_end: bool = False) -> SaveFailedError | No
         return None
     try:
         if at_end:
-            progress._raise_at_end(math.inf)
+            progress._raise_at_end(math.inf, lambda: None)
         with progress.drops_raised_after(1000):
             progress.raise_failure()
     except SaveFailedError as error:
@@ -197,7 +205,7 @@ def test_what_no_other_host_confirms_has_failed_at_the_end(
 ) -> None:
     monkeypatch.setattr("holdfast.manager.progress.CONFIRM_SECS", 0.1)
     accept(10, durable=False)
-    progress._raise_at_end(0.05)
+    progress._raise_at_end(0.05, lambda: None)
     error = failure(progress, at_end=True)
     assert error is not None
     assert "other hosts did not confirm it" in str(error)
