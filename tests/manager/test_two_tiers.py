@@ -476,7 +476,7 @@ def test_the_wait_for_the_remote_tier_after_a_return_is_for_the_step_that_was_re
 def test_the_newest_step_that_any_tier_has_intact_is_found_after_damage_in_both(
     tiers: Tiers, one_host: Host
 ) -> None:
-    tiers.train(4, keep=4)
+    tiers.train(4, copies_each=True, keep=4)
     stopped(one_host, tiers.fast)
     for step, places in ((3, (tiers.fast, tiers.remote)), (2, (tiers.fast,))):
         for place in places:
@@ -493,7 +493,7 @@ def test_the_newest_step_that_any_tier_has_intact_is_found_after_damage_in_both(
 def test_a_step_that_the_remote_tier_alone_has_can_be_returned_to(
     tiers: Tiers, one_host: Host
 ) -> None:
-    tiers.train(3)
+    tiers.train(3, copies_each=True)
     stopped(one_host, tiers.fast)
     shutil.rmtree(tiers.fast)
     lose(one_host)
@@ -561,7 +561,7 @@ def test_a_step_that_only_the_remote_tier_has_is_read_and_copied_from_there(
     capsys: pytest.CaptureFixture[str],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    tiers.train(3, fast_keep=1)
+    tiers.train(3, copies_each=True, fast_keep=1)
     stopped(one_host, tiers.fast)
     assert (steps_in(tiers.fast), steps_in(tiers.remote)) == ([2], [0, 1, 2])
     run = holdfast.open_run(tiers.fast)

@@ -38,14 +38,18 @@ class Tiers:
             **options,
         )
 
-    def train(self, steps: int, **options: object) -> int:
-        """Trains for some steps, and returns the first one."""
+    def train(self, steps: int, *, copies_each: bool = False, **options: object) -> int:
+        """Trains for some steps, and returns the first one.
+
+        A step that is due while an earlier one is being copied may be replaced by the next one, so
+        the remote tier has all of them only if it is awaited for each.
+        """
         with self.manager(**options) as manager:
             start, state = manager.resume(state_of(-1))
             assert (state["w"] == start - 1).all()
             for step in range(start, start + steps):
                 manager.save(step, state_of(step), force=True)
-                manager.wait_until_finished(30)
+                manager.wait_until_finished(30, remote=copies_each)
         if start + steps > 0:
             self.await_remote(start + steps - 1)
         return start
