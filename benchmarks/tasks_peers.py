@@ -20,13 +20,7 @@ from holdfast.engine.saving.part_layouts import PartLayouts
 from holdfast.engine.saving.part_writer import write_part
 from holdfast.engine.transfer.fetch import fetch_part
 from holdfast.format.layout import image_layout
-from holdfast.format.names import (
-    CHECKPOINTS,
-    AttemptId,
-    CheckpointId,
-    image_key,
-    part_key,
-)
+from holdfast.format.names import CHECKPOINTS, AttemptId, CheckpointId, image_key, part_key
 from holdfast.format.records import ArraySpec, CheckpointSpec
 from holdfast.peers.address import PeerAddress
 from holdfast.peers.client import PeerAccess

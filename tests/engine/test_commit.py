@@ -16,13 +16,7 @@ from holdfast.engine.lifecycle.commit import check_not_fenced, commit, remove
 from holdfast.engine.lifecycle.recovery import recover
 from holdfast.engine.reading.restore import fill_targets
 from holdfast.errors import CheckpointDamagedError, FencedError, ObjectNotFoundError, StorageError
-from holdfast.format.names import (
-    AttemptId,
-    CheckpointId,
-    checkpoint_folder,
-    manifest_key,
-    part_key,
-)
+from holdfast.format.names import AttemptId, CheckpointId, checkpoint_folder, manifest_key, part_key
 from holdfast.store.disk import DiskStore
 from tests.attempts import attempt_id, checkpoint_id
 from tests.engine.making import Made, begin, disk, flip_bit, random_array, sources_of

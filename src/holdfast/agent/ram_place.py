@@ -17,10 +17,7 @@ import msgspec
 from holdfast.clock import Clock
 from holdfast.engine.lifecycle.catalog import list_checkpoints
 from holdfast.format.json_codec import decode
-from holdfast.format.names import (
-    CheckpointId,
-    age_of,
-)
+from holdfast.format.names import CheckpointId, age_of
 from holdfast.store.durable import RunHome
 from holdfast.store.ram import RamStore
 

@@ -52,11 +52,7 @@ from holdfast.events.schema import (
     RamAdopted,
     SaveRequested,
 )
-from holdfast.format.names import (
-    NO_AGE,
-    CheckpointId,
-    age_of,
-)
+from holdfast.format.names import NO_AGE, CheckpointId, age_of
 from holdfast.format.records import Manifest
 from holdfast.peers.address import parse_address, parsed_addresses
 from holdfast.peers.directory import PeerDirectory

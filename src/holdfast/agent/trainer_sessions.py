@@ -51,11 +51,7 @@ from holdfast.events.schema import (
     TrainerLeft,
     TrainerLost,
 )
-from holdfast.format.names import (
-    NO_ATTEMPT,
-    AttemptId,
-    CheckpointId,
-)
+from holdfast.format.names import NO_ATTEMPT, AttemptId, CheckpointId
 from holdfast.peers.address import parsed_addresses
 
 log = logging.getLogger(__name__)

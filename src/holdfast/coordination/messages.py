@@ -20,13 +20,7 @@ import msgspec
 from holdfast.coordination.rank_runs import Runs
 from holdfast.coordination.settings import DELETED_MAX, QUIET_MAX
 from holdfast.errors import InvalidArgumentError
-from holdfast.format.names import (
-    NO_ATTEMPT,
-    PART_COUNT_MAX,
-    STEP_MAX,
-    AttemptId,
-    CheckpointId,
-)
+from holdfast.format.names import NO_ATTEMPT, PART_COUNT_MAX, STEP_MAX, AttemptId, CheckpointId
 
 MESSAGE_BYTES_MAX = 4 * 1024 * 1024
 NAME_CHARS_MAX = 255

@@ -27,10 +27,7 @@ from holdfast.engine.lifecycle.identity import Finding, find
 from holdfast.engine.lifecycle.newest import newest_committed
 from holdfast.engine.lifecycle.run import read_run_record
 from holdfast.errors import HoldfastError, RunBusyError
-from holdfast.format.names import (
-    CheckpointId,
-    age_of,
-)
+from holdfast.format.names import CheckpointId, age_of
 from holdfast.format.records import RunRecord
 from holdfast.job.ram_tier import foreign_checkpoints, ram_store
 from holdfast.store.durable import DurableStore

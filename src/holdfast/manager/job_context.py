@@ -30,11 +30,7 @@ from holdfast.engine.lifecycle.catalog import Listing, list_folder
 from holdfast.engine.reading.exchange import ExchangePlace
 from holdfast.engine.reading.view import RamTiers, View, newest_view_of, view_of
 from holdfast.errors import AgentUnavailableError, HoldfastError
-from holdfast.format.names import (
-    NO_ATTEMPT,
-    AttemptId,
-    CheckpointId,
-)
+from holdfast.format.names import NO_ATTEMPT, AttemptId, CheckpointId
 from holdfast.job.opening import OpenRun
 from holdfast.job.options import Options
 from holdfast.job.peer_token import share_token

@@ -16,10 +16,7 @@ from holdfast.agent.control_block import (
     TARGET_RAM,
 )
 from holdfast.clock import Clock, SystemClock
-from holdfast.format.names import (
-    STEP_MAX,
-    CheckpointId,
-)
+from holdfast.format.names import STEP_MAX, CheckpointId
 from holdfast.job.options import Options
 from holdfast.policy.contexts import SaveContext
 from holdfast.policy.save_decision_policy import SaveDecisionPolicy, split

@@ -34,12 +34,7 @@ from holdfast.errors import (
     ObjectNotFoundError,
     StorageError,
 )
-from holdfast.format.names import (
-    EXCHANGE,
-    NO_ATTEMPT,
-    AttemptId,
-    parse_attempt_id,
-)
+from holdfast.format.names import EXCHANGE, NO_ATTEMPT, AttemptId, parse_attempt_id
 from holdfast.peers.address import PeerAddress, parse_address
 from holdfast.peers.server_connections import (
     Opened,

@@ -22,13 +22,7 @@ from holdfast.errors import (
     ObjectNotFoundError,
 )
 from holdfast.format.check import check_part
-from holdfast.format.names import (
-    CheckpointId,
-    checkpoint_folder,
-    image_key,
-    manifest_key,
-    part_key,
-)
+from holdfast.format.names import CheckpointId, checkpoint_folder, image_key, manifest_key, part_key
 from holdfast.format.part_layout import origins_of
 from holdfast.format.records import CheckpointSpec, Manifest, PartRecord, PartReference
 from holdfast.format.sealed import record_digest, seal, unseal

@@ -18,13 +18,7 @@ from holdfast.engine.lifecycle.catalog import Listing, Listings, list_stores, li
 from holdfast.engine.reading.run import ReadableRun
 from holdfast.engine.reading.sources import readable
 from holdfast.errors import HoldfastError, ObjectNotFoundError
-from holdfast.format.names import (
-    ATTEMPTS,
-    CheckpointId,
-    image_key,
-    manifest_key,
-    part_key,
-)
+from holdfast.format.names import ATTEMPTS, CheckpointId, image_key, manifest_key, part_key
 from holdfast.format.records import PartReference, Time
 from holdfast.format.sealed import FORMAT_VERSION, unseal
 from holdfast.format.timeline import on_timeline

@@ -18,10 +18,7 @@ from holdfast.errors import (
     StepUncommittedError,
     StorageError,
 )
-from holdfast.format.names import (
-    AttemptId,
-    CheckpointId,
-)
+from holdfast.format.names import AttemptId, CheckpointId
 from holdfast.format.timeline import last_steps, on_timeline
 from holdfast.store.contract import ReadableStore
 from holdfast.store.durable import DurableStore
