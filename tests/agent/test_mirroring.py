@@ -202,7 +202,7 @@ def slow(rig: Rig) -> SlowRemote:
 
 
 def act_while_listing(rig: Rig, slow: SlowRemote, meanwhile: Callable[[], None]) -> None:
-    """Let the uploader read both tiers again, and do something while it lists the remote one."""
+    """Let the agent read both tiers again, and do something while it lists the remote one."""
 
     async def act() -> None:
         acting = asyncio.create_task(rig.mirroring.act())
