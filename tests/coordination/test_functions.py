@@ -315,6 +315,7 @@ BAD = {
             seq=1,
             version=1,
             ack=0,
+            follower_incarnation=1,
             origin=None,
             rank_count=1,
             successors=("a",),

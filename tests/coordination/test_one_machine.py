@@ -52,6 +52,7 @@ def orders(
     drop: bool = False,
     run: str = "run",
     pulls: tuple[PullOrder, ...] = (),
+    to: int = 0,
 ) -> Orders:
     verdict = CheckpointVerdict(checkpoint_id(50), CheckpointStatus.PROTECTED, drop)
     return Orders(
@@ -63,6 +64,7 @@ def orders(
         seq=seq,
         version=seq,
         ack=0,
+        follower_incarnation=to,
         origin=checkpoint_id(50),
         rank_count=2,
         successors=("a", "b"),
@@ -90,6 +92,14 @@ def test_orders_that_were_overtaken_are_passed_over() -> None:
     assert not drops(
         machine.handle(fa.Received("a", orders(2, "g2", seq=4, drop=True)), 0.3, NOTHING)
     )
+
+
+def test_orders_for_the_agent_before_this_one_are_not_carried_out() -> None:
+    machine = a_member()
+    late = orders(2, "g2", seq=2, drop=True, to=6)
+    assert not drops(machine.handle(fa.Received("a", late), 0.2, NOTHING))
+    again = orders(2, "g2", seq=3, drop=True, to=7)
+    assert drops(machine.handle(fa.Received("a", again), 0.3, NOTHING))
 
 
 def test_nothing_is_dropped_between_the_report_to_a_new_attempt_and_its_beginning() -> None:

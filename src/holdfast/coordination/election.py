@@ -45,15 +45,22 @@ class Election:
         self.incarnation = self.seq = self.ack = 0
         self.last_orders_at_secs = now_secs
 
-    def accepts(self, orders: Orders, now_secs: float) -> bool:
-        """Return whether these orders are newer than the last ones, and record them if so."""
+    def accepts(self, orders: Orders, now_secs: float, *, is_for_this: bool) -> bool:
+        """Return whether these orders are newer than the last ones, and record them if so.
+
+        Args:
+            orders: The orders.
+            now_secs: The present time.
+            is_for_this: They are for this incarnation of the agent; else nothing of their command
+                is acknowledged.
+        """
         # Orders of a newer attempt are accepted with any numbers: its terms begin at 0 again.
         stamp = orders.term, orders.incarnation, orders.seq
         if orders.attempt == self.attempt and stamp <= (self.term, self.incarnation, self.seq):
             return False
         self.attempt, self.successors = orders.attempt, orders.successors
         self.term, self.incarnation, self.seq = stamp
-        self.ack = orders.version
+        self.ack = orders.version if is_for_this else 0
         self.last_orders_at_secs = now_secs
         return True
 

@@ -265,7 +265,9 @@ class Follower:
         ):
             self.send_newer(turn, sender)
             return
-        if not self.election.accepts(orders, turn.now_secs):
+        # An order that was sent to the agent before this one says nothing about what this one has.
+        is_for_this = orders.follower_incarnation in (0, self._identity.incarnation)
+        if not self.election.accepts(orders, turn.now_secs, is_for_this=is_for_this):
             return
         # Another host may have reported the attempt before its orders come, so a waiting group
         # enters it even if its number is known.
@@ -273,6 +275,9 @@ class Follower:
             self._enter(turn, orders)
         self._learn_leadership(orders.group, orders.rank_count, orders.origin)
         self._note_leader(turn)
+        self._is_changed = True
+        if not is_for_this:
+            return
         self._channel.acked = max(self._channel.acked, min(orders.ack, self._channel.version))
         command = orders.command
         if command.targets is not None:
@@ -290,7 +295,6 @@ class Follower:
         self._settled = command.is_settled
         self._closed_attempt = orders.attempt if command.is_closed else NO_ATTEMPT
         self._quiet = command.quiet
-        self._is_changed = True
 
     def _note_leader(self, turn: Turn) -> None:
         """Report a change of the leader within an attempt, once its orders have arrived."""

@@ -553,6 +553,7 @@ class Leader:
             seq=self._seq,
             version=view.channel.version,
             ack=view.version,
+            follower_incarnation=view.incarnation,
             origin=self.leadership.origin,
             rank_count=self.leadership.rank_count,
             successors=self._successors,

@@ -317,6 +317,8 @@ class Orders(Message, frozen=True, kw_only=True):
         term: the leader's term; hosts follow the highest one.
         version: grows with every change of `command`.
         ack: the last version of the host's report that has arrived.
+        follower_incarnation: that of the report; 0 if none has arrived. Another incarnation of the
+            host's agent takes the leadership from these orders, and not the command.
         origin: the checkpoint that the attempt continued from.
         successors: the hosts that lead when the leader is silent, the leader first.
     """
@@ -327,6 +329,7 @@ class Orders(Message, frozen=True, kw_only=True):
     seq: Number
     version: Number
     ack: Number
+    follower_incarnation: Number
     origin: CheckpointId | None
     rank_count: Count
     successors: tuple[Name, ...]
