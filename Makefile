@@ -29,8 +29,8 @@ TRAINERS_PYTHON ?= $(lastword python3.12 $(sort $(wildcard /usr/bin/python3.12 \
 JAX_TESTS := tests/adapt/test_jax_devices.py tests/adapt/test_jax_internals.py \
 	tests/adapt/test_jax_processes.py tests/adapt/test_jax_state.py \
 	tests/adapt/test_saving_from_devices.py tests/adapt/test_unusable_leaves.py \
-	tests/engine/test_filling_from_devices.py tests/manager/test_lent_memory.py \
-	tests/manager/test_unchanged.py
+	tests/engine/test_filling_from_devices.py tests/trainer/test_lent_memory.py \
+	tests/trainer/test_unchanged.py
 # The newest supported version is the pinned one, with which all tests run.
 TORCH_OLDER := 2.11.0 2.12.0
 TORCH_VENVS := $(TORCH_OLDER:%=.venv-torch-%)

@@ -58,7 +58,7 @@ class Bench:
         """Ends the agents of this benchmark, and what they held in RAM."""
         for process in psutil.process_iter(["cmdline"]):
             command = process.info["cmdline"] or []
-            if "holdfast.agent" in command and str(self.ram) in command[-1]:
+            if "holdfast.host" in command and str(self.ram) in command[-1]:
                 process.kill()
                 process.wait()
         shutil.rmtree(self.ram / "holdfast", ignore_errors=True)

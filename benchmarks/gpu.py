@@ -471,8 +471,8 @@ def dcp_section(options: argparse.Namespace) -> State:
 
 def sealed_at(run: Path, step: int) -> float:
     """When the agent wrote that a step is complete in RAM."""
-    from holdfast.events.reader import read_events
-    from holdfast.events.schema import CheckpointSealed
+    from holdfast.observe.events.reader import read_events
+    from holdfast.observe.events.schema import CheckpointSealed
 
     deadline = time.monotonic() + SECTION_SECS / 2
     while time.monotonic() < deadline:
@@ -485,8 +485,8 @@ def sealed_at(run: Path, step: int) -> float:
 
 def end_agents(ram: Path) -> None:
     """Ends the agents that this process started: what they hold was measured, and is let go."""
-    from holdfast.agent import protocol
-    from holdfast.agent.client import AgentClient, AgentGoneError
+    from holdfast.host import protocol
+    from holdfast.host.client import AgentClient, AgentGoneError
 
     for folder in ram.glob("*"):
         client = AgentClient(folder, timeout_secs=10.0)

@@ -62,7 +62,7 @@ def agents(directory: Path | str) -> list[psutil.Process]:
     return [
         p
         for p in psutil.process_iter(["cmdline"])
-        if "holdfast.agent" in (p.info["cmdline"] or []) and str(directory) in p.info["cmdline"][-1]
+        if "holdfast.host" in (p.info["cmdline"] or []) and str(directory) in p.info["cmdline"][-1]
     ]
 
 

@@ -154,8 +154,8 @@ def committed(system: str, directory: Path) -> dict[int, float]:
 
 
 def _sealed_time(directory: Path, step: int) -> float | None:
-    from holdfast.events.reader import read_events
-    from holdfast.events.schema import CheckpointSealed
+    from holdfast.observe.events.reader import read_events
+    from holdfast.observe.events.schema import CheckpointSealed
 
     found = (event for event in read_events(directory, CheckpointSealed) if event.step == step)
     return next((event.time.timestamp() for event in found), None)

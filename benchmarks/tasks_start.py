@@ -14,12 +14,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from holdfast.agent.agent_directory import roots
-from holdfast.agent.client import status_of
+from holdfast.host.agent_directory import roots
+from holdfast.host.client import status_of
 
 RUNS = 15
 END_SECS = 30.0
-IMPORTS = {"empty": "pass", "holdfast": "import holdfast", "manager": "import holdfast.manager"}
+IMPORTS = {
+    "empty": "pass",
+    "holdfast": "import holdfast",
+    "manager": "from holdfast import CheckpointManager",
+}
 TICKS_PER_SEC = os.sysconf("SC_CLK_TCK")
 
 

@@ -18,14 +18,14 @@ from pathlib import Path
 import msgspec
 import psutil
 
-from holdfast.agent import protocol
-from holdfast.agent.agent_directory import LOCK, SOCKET
-from holdfast.agent.client import AgentClient, AgentGoneError
-from holdfast.events.reader import read_events
-from holdfast.events.schema import Event
+from holdfast.host import protocol
+from holdfast.host.agent_directory import LOCK, SOCKET
+from holdfast.host.client import AgentClient, AgentGoneError
+from holdfast.observe.events.reader import read_events
+from holdfast.observe.events.schema import Event
 
 WAIT_SECS = 60.0
-AGENTS = {"holdfast.agent", "holdfast.interop.mindio.file_agent"}
+AGENTS = {"holdfast.host", "holdfast.interop.mindio.file_agent"}
 """The modules of the processes that trainers start on their host."""
 
 

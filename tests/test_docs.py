@@ -123,11 +123,14 @@ def _is_in_the_package(dotted: str) -> bool:
     """Return whether `engine.saving.part`, `errors.HoldfastError`, … is a module or a name in one.
 
     A name that begins with no folder or module of the package counts as another thing's. `manager`
-    is also the name that pages give to a `CheckpointManager`.
+    is the name that pages give to a `CheckpointManager`.
     """
     if dotted.startswith("torch."):
         return True
     parts = dotted.removeprefix("holdfast.").split(".")
+    if parts[0] == "manager":
+        manager = holdfast.CheckpointManager
+        return hasattr(manager, parts[1]) or parts[1] in manager.__annotations__
     if not ((SOURCE / parts[0]).is_dir() or (SOURCE / f"{parts[0]}.py").is_file()):
         return not dotted.startswith("holdfast.") or parts[0] in holdfast.__all__
     place = SOURCE
@@ -135,9 +138,6 @@ def _is_in_the_package(dotted: str) -> bool:
         place /= parts.pop(0)
     if parts and (place / f"{parts[0]}.py").is_file():
         place /= f"{parts.pop(0)}.py"
-    if place == SOURCE / "manager" and parts:
-        manager = holdfast.CheckpointManager
-        return hasattr(manager, parts[0]) or parts[0] in manager.__annotations__
     return not parts or (place.is_file() and ".".join(parts) in _names_in(place.read_text()))
 
 
@@ -205,7 +205,7 @@ def test_a_module_that_a_page_names_is_there(page: Path) -> None:
 
 
 def test_a_module_that_is_not_there_is_found() -> None:
-    gone = ["engine.gone", "holdfast.gone", "manager.gone", "store.slots.Gone", "agent.gone.Gone"]
+    gone = ["engine.gone", "holdfast.gone", "manager.gone", "store.slots.Gone", "host.gone.Gone"]
     assert _wrong_modules("".join(f"`{name}` " for name in gone)) == gone
     there = "`engine.saving.part` `manager.save(step)` `holdfast.errors.StorageError` `jax.gone`"
     assert _wrong_modules(there) == []
@@ -220,9 +220,11 @@ def test_a_bad_link_is_found(link: str) -> None:
 
 def test_a_name_that_a_module_does_not_define_is_found() -> None:
     page = ROOT / "docs" / "contributing.md"
-    there = "[`RamTier`](../src/holdfast/job/options.py)"
-    gone = "[`RamTier.gone`](../src/holdfast/job/options.py)"
-    assert _missing_names(page, there + gone) == ["RamTier.gone in ../src/holdfast/job/options.py"]
+    there = "[`RamTier`](../src/holdfast/trainer/options.py)"
+    gone = "[`RamTier.gone`](../src/holdfast/trainer/options.py)"
+    assert _missing_names(page, there + gone) == [
+        "RamTier.gone in ../src/holdfast/trainer/options.py"
+    ]
 
 
 def test_installing_names_each_variable_and_each_extra_for_users() -> None:

@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from holdfast import errors as errors
     from holdfast import torch as torch
-    from holdfast.manager import CheckpointManager as CheckpointManager
-    from holdfast.manager import RamTier as RamTier
-    from holdfast.manager import RemoteTier as RemoteTier
-    from holdfast.manager import Run as Run
-    from holdfast.manager import load as load
-    from holdfast.manager import open_run as open_run
-    from holdfast.manager import save as save
     from holdfast.policy import preservation_policy as preservation_policy
     from holdfast.policy import save_decision_policy as save_decision_policy
+    from holdfast.trainer.checkpoint_manager import CheckpointManager as CheckpointManager
+    from holdfast.trainer.one_shot import load as load
+    from holdfast.trainer.one_shot import save as save
+    from holdfast.trainer.options import RamTier as RamTier
+    from holdfast.trainer.options import RemoteTier as RemoteTier
+    from holdfast.trainer.run import Run as Run
+    from holdfast.trainer.run import open_run as open_run
 
 __version__ = "0.1.0"
 
@@ -38,7 +38,16 @@ __all__ = [
     "save_decision_policy",
 ]
 
-_OF_MANAGER = ("CheckpointManager", "RamTier", "RemoteTier", "Run", "load", "open_run", "save")
+_MODULES = {
+    "CheckpointManager": "checkpoint_manager",
+    "RamTier": "options",
+    "RemoteTier": "options",
+    "Run": "run",
+    "load": "one_shot",
+    "open_run": "run",
+    "save": "one_shot",
+}
+"""The module of `holdfast.trainer` that defines each name."""
 
 
 def __getattr__(name: str) -> object:
@@ -49,14 +58,14 @@ def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module 'holdfast' has no attribute {name!r}")
     if name == "errors":
-        found: object = importlib.import_module("holdfast.errors")
+        value: object = importlib.import_module("holdfast.errors")
     elif name.endswith("_policy"):
-        found = importlib.import_module(f"holdfast.policy.{name}")
+        value = importlib.import_module(f"holdfast.policy.{name}")
     else:
-        found = getattr(importlib.import_module("holdfast.manager"), name)
+        value = getattr(importlib.import_module(f"holdfast.trainer.{_MODULES[name]}"), name)
     # The next access finds the name in the module and does not come here.
-    globals()[name] = found
-    return found
+    globals()[name] = value
+    return value
 
 
 def __dir__() -> list[str]:

@@ -35,7 +35,7 @@ from holdfast.format.paths import path_name
 from holdfast.format.placement import RestoreTarget
 from holdfast.format.records import ArraySpec
 from holdfast.format.values import decode_value
-from holdfast.job.run_access import read_only
+from holdfast.trainer.opening.run_access import read_only
 
 __all__ = ["Checkpoint", "FillTarget", "Path", "Region", "StoredArray", "open_checkpoint"]
 

@@ -8,7 +8,7 @@ import pytest
 
 from holdfast import errors
 from holdfast.adapt.jax.processes import JaxProcesses, slice_of
-from tests.manager.ranks import RankOf, jax_words
+from tests.trainer.ranks import RankOf, jax_words
 
 
 @dataclass

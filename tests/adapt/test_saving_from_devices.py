@@ -19,7 +19,7 @@ from holdfast.errors import SaveFailedError
 from holdfast.testing.stand_in_device import StandInDevice
 from tests.engine.making import DTYPES, numpy_type, random_array
 from tests.hosts import Host, events, wait_until
-from tests.manager.states import same
+from tests.trainer.states import same
 
 EVERY_STEP = save_decision_policy.FixedIntervalPolicy(1)
 SIZE = 1_000_000

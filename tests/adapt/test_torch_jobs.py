@@ -14,8 +14,8 @@ import pytest
 
 import holdfast
 from tests.hosts import Host, wait_until
-from tests.manager.job import has_copies, lose, some_hosts
-from tests.manager.test_processes import free_address
+from tests.trainer.job import has_copies, lose, some_hosts
+from tests.trainer.test_processes import free_address
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("torch") is None, reason="PyTorch cannot be had here"

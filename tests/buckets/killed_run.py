@@ -24,8 +24,8 @@ from holdfast.clock import SystemClock
 from holdfast.engine.lifecycle.attempts import read_attempts
 from holdfast.engine.reading.sources import readable
 from holdfast.errors import StepNotFoundError
-from holdfast.job.run_access import read_only
 from holdfast.store.location import open_durable
+from holdfast.trainer.opening.run_access import read_only
 from tests.buckets.numpy_rank import JobFramework, JobProcesses
 
 TRIED, DELETED = 3, 2

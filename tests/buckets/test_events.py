@@ -11,9 +11,9 @@ import pytest
 from holdfast import CheckpointManager
 from holdfast.cli.main import main
 from holdfast.clock import SystemClock
-from holdfast.events.reader import EventReader
-from holdfast.events.schema import CheckpointCommitted, Event
 from holdfast.format.names import EVENTS
+from holdfast.observe.events.reader import EventReader
+from holdfast.observe.events.schema import CheckpointCommitted, Event
 from holdfast.store.bucket import BucketStore
 from holdfast.store.location import RunLocation, open_durable
 from tests.buckets.s3_server import SECRET_KEY

@@ -14,7 +14,7 @@ import holdfast
 from tests.buckets.fault_proxy import FaultProxy
 from tests.buckets.test_costs import counted, image_requests
 from tests.hosts import Host
-from tests.manager.job import start_job
+from tests.trainer.job import start_job
 
 RANKS, RANK_MIB, STEPS = 4, 20, 3
 AGENT_BYTES = 32 << 20

@@ -12,13 +12,13 @@ import pytest
 import holdfast
 from holdfast.clock import SystemClock
 from holdfast.errors import AgentUnavailableError
-from holdfast.job import peer_token
-from holdfast.job.peer_token import share_token
-from holdfast.job.rendezvous import OneProcess, Rendezvous
 from holdfast.peers.config import read_token
 from holdfast.store.location import RunLocation, open_durable
+from holdfast.trainer.opening import peer_token
+from holdfast.trainer.opening.peer_token import share_token
+from holdfast.trainer.opening.rendezvous import OneProcess, Rendezvous
 from tests.hosts import Host
-from tests.manager.job import check_went_on, lose, run_job, some_hosts
+from tests.trainer.job import check_went_on, lose, run_job, some_hosts
 
 URL = "s3://bucket/runs/one"
 

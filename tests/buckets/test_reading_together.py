@@ -19,7 +19,7 @@ from holdfast.format.names import EXCHANGE
 from tests.buckets.fault_proxy import FaultProxy
 from tests.buckets.numpy_rank import digests
 from tests.hosts import Host, wait_until
-from tests.manager.job import lose, some_hosts, start_job
+from tests.trainer.job import lose, some_hosts, start_job
 
 RANK = Path(__file__).with_name("numpy_rank.py")
 MIB = 1024 * 1024

@@ -20,10 +20,10 @@ from holdfast.clock import SystemClock
 from holdfast.engine.lifecycle.attempts import AttemptStart, begin_attempt, read_attempts
 from holdfast.errors import NotARunError, StorageError
 from holdfast.format.names import AttemptId
-from holdfast.job.check_results import Severity
-from holdfast.job.run_copies import copy_run
-from holdfast.job.storage_checks import check_storage
 from holdfast.store.location import open_durable
+from holdfast.trainer.opening.check_results import Severity
+from holdfast.trainer.opening.storage_checks import check_storage
+from holdfast.trainer.run_copies import copy_run
 from tests.hosts import Host, host
 
 State = dict[str, np.ndarray]

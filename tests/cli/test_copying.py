@@ -21,9 +21,9 @@ from holdfast.errors import (
     StorageError,
 )
 from holdfast.format.names import MANIFESTS
-from holdfast.job import run_copies
-from holdfast.job.run_copies import CopiedSteps, copy_run
 from holdfast.store.disk import DiskStore
+from holdfast.trainer import run_copies
+from holdfast.trainer.run_copies import CopiedSteps, copy_run
 from tests.hosts import Host
 
 KEEP_ALL = preservation_policy.LatestN(None)

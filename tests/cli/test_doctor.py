@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from holdfast.clock import SystemClock
-from holdfast.job import storage_checks
-from holdfast.job.check_results import Severity
-from holdfast.job.host_checks import check_host
-from holdfast.job.storage_checks import check_storage
+from holdfast.trainer.opening import storage_checks
+from holdfast.trainer.opening.check_results import Severity
+from holdfast.trainer.opening.host_checks import check_host
+from holdfast.trainer.opening.storage_checks import check_storage
 from tests.cli.command_line import answer, holdfast, train
 from tests.hosts import Host
 from tests.store.places import mounted

@@ -10,14 +10,14 @@ import pytest
 from holdfast.cli.main import main
 from holdfast.clock import SystemClock
 from holdfast.engine.lifecycle.run import create_run
-from holdfast.events.schema import (
+from holdfast.observe.events.schema import (
     CheckpointCommitted,
     CheckpointFailed,
     StateRestored,
     TrainerLost,
 )
 from holdfast.store.disk import DiskStore
-from tests.events.written import at, written
+from tests.observe.events.written import at, written
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ import pytest
 
 from holdfast.engine.lifecycle.catalog import Listings, list_stores
 from holdfast.engine.reading import inventory
-from holdfast.job.run_access import read_only
 from holdfast.store.contract import ReadableStore
+from holdfast.trainer.opening.run_access import read_only
 from tests.attempts import folder_of
 from tests.cli.command_line import answer, holdfast, kill_all, start_training, train
 from tests.hosts import Host

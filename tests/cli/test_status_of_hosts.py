@@ -15,7 +15,7 @@ import pytest
 from holdfast.peers.address import parse_address
 from tests.cli.command_line import answer, holdfast
 from tests.hosts import Host, events, host, wait_until
-from tests.manager.job import lose, start_job
+from tests.trainer.job import lose, start_job
 
 LAST = 10
 """The last step that is saved to RAM; of the durable tier the first step is."""

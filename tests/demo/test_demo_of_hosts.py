@@ -18,9 +18,9 @@ import pytest
 from holdfast.demo.agents import agents_of
 from tests.cli.command_line import INTERRUPTIBLE
 from tests.hosts import Host, host, wait_until
-from tests.manager.frameworks import FRAMEWORKS
-from tests.manager.test_processes import free_address
 from tests.store.places import mounted
+from tests.trainer.frameworks import FRAMEWORKS
+from tests.trainer.test_processes import free_address
 
 STEPS = 24
 

@@ -18,7 +18,7 @@ from holdfast.demo.report import (
     read_ram_troubles,
 )
 from holdfast.demo.table import describe_sources, print_report, verdict
-from holdfast.events.schema import CheckpointCommitted, CheckpointSealed, RamUnavailable
+from holdfast.observe.events.schema import CheckpointCommitted, CheckpointSealed, RamUnavailable
 from tests.demo.made_up import (
     STEPS,
     finished,
@@ -27,7 +27,7 @@ from tests.demo.made_up import (
     uninterrupted_run,
     uninterrupted_run_of_two_hosts,
 )
-from tests.events.written import at, written
+from tests.observe.events.written import at, written
 
 
 def test_each_failure_is_charged_what_it_cost() -> None:

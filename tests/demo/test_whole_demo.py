@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.hosts import host
-from tests.manager.frameworks import TORCH
+from tests.trainer.frameworks import TORCH
 
 
 @pytest.mark.slow

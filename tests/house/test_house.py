@@ -28,17 +28,17 @@ ROOT = Path(__file__).parents[2]
 # tops of processes and threads, which report what they caught.
 OPERATION = "whatever an operation in the stores met is reported to the node as its outcome"
 BROAD_EXCEPTS: dict[str, str] = {
-    "src/holdfast/agent/socket_server.py:SocketServer._answered": (
+    "src/holdfast/host/socket_server.py:SocketServer._answered": (
         "the top of a connection's task; the call fails with status 500, and the defect is logged"
     ),
-    "src/holdfast/agent/storage_worker.py:StorageWorker.begin": OPERATION,
-    "src/holdfast/agent/storage_worker.py:StorageWorker.commit": OPERATION,
-    "src/holdfast/agent/storage_worker.py:StorageWorker.list_durable": OPERATION,
-    "src/holdfast/agent/storage_worker.py:StorageWorker.persist": OPERATION,
-    "src/holdfast/agent/storage_worker.py:StorageWorker.pull": OPERATION,
-    "src/holdfast/agent/mirror_worker.py:MirrorWorker._write": OPERATION,
-    "src/holdfast/agent/mirror_worker.py:MirrorWorker._commit": OPERATION,
-    "src/holdfast/agent/daemon_threads.py:begin_call.work": (
+    "src/holdfast/host/storage_worker.py:StorageWorker.begin": OPERATION,
+    "src/holdfast/host/storage_worker.py:StorageWorker.commit": OPERATION,
+    "src/holdfast/host/storage_worker.py:StorageWorker.list_durable": OPERATION,
+    "src/holdfast/host/storage_worker.py:StorageWorker.persist": OPERATION,
+    "src/holdfast/host/storage_worker.py:StorageWorker.pull": OPERATION,
+    "src/holdfast/host/mirror_worker.py:MirrorWorker._write": OPERATION,
+    "src/holdfast/host/mirror_worker.py:MirrorWorker._commit": OPERATION,
+    "src/holdfast/host/daemon_threads.py:begin_call.work": (
         "the top of a thread; its caller gets it"
     ),
     "src/holdfast/demo/train.py:main": (
@@ -59,10 +59,10 @@ BROAD_EXCEPTS: dict[str, str] = {
     "tests/interop/orbax_sequences.py:main": (
         "the top of a process; a program that stops is reported, and the others still run"
     ),
-    "src/holdfast/manager/user_policies.py:UserPolicyThread._act": (
+    "src/holdfast/trainer/save/user_policies.py:UserPolicyThread._act": (
         "the top of a thread that runs a user's code; the trainer's next call raises the error"
     ),
-    "src/holdfast/manager/saver.py:Saver._do": (
+    "src/holdfast/trainer/save/saver.py:Saver._do": (
         "the top of a thread; the save has failed, which the trainer's next call raises"
     ),
 }
@@ -82,7 +82,7 @@ REGISTRY = re.compile(
 DECODING = "src/holdfast/format/json_codec.py"
 DIRECT_DECODE = re.compile(r"msgspec\.json\.decode\(")
 
-AGENT = "src/holdfast/agent/"
+AGENT = "src/holdfast/host/"
 NODE_API = {name for name in vars(Node) if not name.startswith("_")}
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -397,12 +397,12 @@ BREACHES = {
     ),
     "a state machine of the node": (
         the_agent_asks_the_node,
-        "src/holdfast/agent/a.py",
+        "src/holdfast/host/a.py",
         "x = self._coordinator.node.roles.follower.inventory",
     ),
     "a private part of the node": (
         the_agent_asks_the_node,
-        "src/holdfast/agent/a.py",
+        "src/holdfast/host/a.py",
         "node._work(turn)",
     ),
     "a path of a run": (
@@ -428,7 +428,7 @@ FINE = {
     "decode in a test": (json_is_decoded_in_one_place, "tests/a.py", "msgspec.json.decode(a)"),
     "a query of the node": (
         the_agent_asks_the_node,
-        "src/holdfast/agent/a.py",
+        "src/holdfast/host/a.py",
         "x = self._coordinator.node.held(), node.is_settled",
     ),
     "the node's parts in a test": (the_agent_asks_the_node, "tests/a.py", "agent.node.roles"),

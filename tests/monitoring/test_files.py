@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from holdfast import monitoring
-from holdfast.agent.metric_families import METRICS
+from holdfast.observe.metrics.metric_families import METRICS
 from tests.monitoring.queries import dashboard_queries
 
 METRIC = re.compile(r"\bholdfast_\w+")

@@ -19,8 +19,8 @@ import pytest
 
 from holdfast import monitoring
 from tests.hosts import Host, events, wait_until
-from tests.manager.job import lose, some_hosts, start_job
 from tests.monitoring.queries import dashboard_queries, filled
+from tests.trainer.job import lose, some_hosts, start_job
 
 FIRING_SECS = 30.0
 WITHOUT_VALUES = ("holdfast_restore_seconds",)

@@ -9,6 +9,7 @@ from datetime import timedelta
 import pytest
 
 from holdfast.errors import InvalidArgumentError
+from holdfast.observe.reports.simulate import Cluster, FailureKind, TierSetting, simulate
 from holdfast.policy.best_interval import BUDGET_LONGEST_SECS, best_interval_secs, waste
 from holdfast.policy.interval_tuner import (
     FREE_SECS,
@@ -27,8 +28,7 @@ from holdfast.policy.save_decision_policy import (
     decode,
     encode,
 )
-from holdfast.reports.simulate import Cluster, FailureKind, TierSetting, simulate
-from tests.events.written import at
+from tests.observe.events.written import at
 
 RATE = 1 / 7200
 AUTO = ContinuousCheckpointingPolicy(goodput="auto")

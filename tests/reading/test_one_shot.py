@@ -18,8 +18,8 @@ import holdfast
 from holdfast import errors
 from holdfast.building import directory as building_directory
 from holdfast.clock import SystemClock
-from holdfast.manager.run import Run
 from holdfast.store import renames
+from holdfast.trainer.run import Run
 from tests.hosts import Host
 
 SCRIPT = Path(__file__).with_name("crashing_save.py")

@@ -29,8 +29,8 @@ from holdfast.engine.reading.run import ReadableRun
 from holdfast.engine.reading.view import View, find_newest_sound, find_sound
 from holdfast.format.names import manifest_key, part_key
 from holdfast.format.records import CheckpointSpec
-from holdfast.job.run_access import read_only
-from holdfast.manager.restoring import (
+from holdfast.trainer.opening.run_access import read_only
+from holdfast.trainer.restore.restoring import (
     RestoredState,
     outside_rounds,
     restore_newest,

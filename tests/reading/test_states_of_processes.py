@@ -17,8 +17,8 @@ from holdfast.engine.lifecycle.attempts import AttemptStart, begin_attempt
 from holdfast.engine.lifecycle.commit import commit
 from holdfast.engine.lifecycle.run import create_run
 from holdfast.engine.saving.part_writer import write_part
-from holdfast.manager.planning import Planner, Taking
 from holdfast.store.disk import DiskStore
+from holdfast.trainer.planning import Planner, Taking
 from tests.attempts import checkpoint_id
 
 RUN_ID = "0123456789abcdef0123456789abcdef"

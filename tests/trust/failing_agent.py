@@ -11,7 +11,7 @@ import json
 import sys
 from pathlib import Path
 
-from holdfast.agent import process
+from holdfast.host import process
 from holdfast.testing.failing import FailingFileSystem, Fault, Operation
 
 

@@ -18,14 +18,14 @@ import pytest
 
 from holdfast.adapt.contract import EVERYTHING
 from holdfast.adapt.jax.state import JaxFramework
-from holdfast.agent.agent_directory import agent_folders
-from holdfast.agent.config import AgentConfig
-from holdfast.agent.launch import find_agent
 from holdfast.clock import SystemClock
 from holdfast.engine.lifecycle.run import create_run
 from holdfast.engine.reading.restore import fill_targets
-from holdfast.job.run_access import read_only
+from holdfast.host.agent_directory import agent_folders
+from holdfast.host.config import AgentConfig
+from holdfast.host.launch import find_agent
 from holdfast.store.disk import DiskStore
+from holdfast.trainer.opening.run_access import read_only
 from tests.hosts import WAIT_SECS, Host, events, wait_until
 from tests.manifests import manifests
 from tests.said import Said

@@ -26,7 +26,6 @@ from typing import Any
 import msgspec
 
 from holdfast.adapt.contract import EVERYTHING
-from holdfast.agent.calls import decoded
 from holdfast.cli.main import main as command
 from holdfast.clock import SystemClock
 from holdfast.engine.lifecycle.attempts import read_attempts
@@ -57,9 +56,10 @@ from holdfast.format.records import (
 from holdfast.format.sealed import unseal
 from holdfast.format.timeline import last_steps, on_timeline
 from holdfast.format.values import decode_value
-from holdfast.manager.restoring import Rounds, restore_newest
+from holdfast.host.calls import decoded
 from holdfast.policy import preservation_policy, save_decision_policy
 from holdfast.store.contract import check_key
+from holdfast.trainer.restore.restoring import Rounds, restore_newest
 from tests.attempts import checkpoint_id
 from tests.trust import hostile_inputs as inputs
 from tests.trust.damaged_run import (

@@ -19,11 +19,6 @@ from typing import Any, TypeVar
 import numpy as np
 from msgspec.structs import astuple
 
-from holdfast.agent import protocol
-from holdfast.agent.config import AgentConfig
-from holdfast.agent.notices import NoticeBoard
-from holdfast.agent.service import Service
-from holdfast.agent.state import AgentState, open_state
 from holdfast.clock import Clock
 from holdfast.engine.lifecycle.attempts import read_attempt
 from holdfast.engine.lifecycle.run import create_run
@@ -37,6 +32,11 @@ from holdfast.format.layout import Chunk, image_layout
 from holdfast.format.names import AttemptId, CheckpointId
 from holdfast.format.placement import RestoreTarget
 from holdfast.format.records import ArraySpec, CheckpointSpec, Container, PartRecord, SavedValue
+from holdfast.host import protocol
+from holdfast.host.config import AgentConfig
+from holdfast.host.notices import NoticeBoard
+from holdfast.host.service import Service
+from holdfast.host.state import AgentState, open_state
 from holdfast.policy import preservation_policy
 from holdfast.policy.preservation_policy import LatestN, PreservationPolicy
 from holdfast.store.contract import Store

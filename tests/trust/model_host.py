@@ -11,9 +11,9 @@ from pathlib import Path
 
 import numpy as np
 
-from holdfast.agent import protocol
 from holdfast.engine.saving.part_writer import write_part
 from holdfast.format.names import CheckpointId
+from holdfast.host import protocol
 from holdfast.policy.preservation_policy import (
     AnyPreservationPolicy,
     EveryNSeconds,

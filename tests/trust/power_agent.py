@@ -9,7 +9,7 @@ import os
 import stat
 import sys
 
-from holdfast.agent import process
+from holdfast.host import process
 from holdfast.store.file_system import LocalFileSystem
 
 

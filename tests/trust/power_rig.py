@@ -23,11 +23,11 @@ from typing import Any
 
 import msgspec
 
-from holdfast.agent.agent_directory import make_private
-from holdfast.agent.client import answers
-from holdfast.agent.config import AgentConfig
 from holdfast.clock import SystemClock
 from holdfast.engine.lifecycle.run import create_run
+from holdfast.host.agent_directory import make_private
+from holdfast.host.client import answers
+from holdfast.host.config import AgentConfig
 from holdfast.store.disk import DiskStore
 from tests.hosts import Host, host, wait_until
 

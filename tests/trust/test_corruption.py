@@ -28,12 +28,12 @@ from holdfast.engine.lifecycle.run import read_run
 from holdfast.engine.reading.run import ReadableRun
 from holdfast.engine.reading.view import view_of
 from holdfast.format.names import CheckpointId, manifest_key
-from holdfast.job.run_access import read_damaged
-from holdfast.manager.restoring import Rounds, restore_newest
 from holdfast.store.disk import DiskStore
 from holdfast.store.file_system import LocalFileSystem
 from holdfast.store.location import RunLocation
 from holdfast.store.ram import RamStore
+from holdfast.trainer.opening.run_access import read_damaged
+from holdfast.trainer.restore.restoring import Rounds, restore_newest
 from tests.attempts import checkpoint_id, folder_of
 from tests.engine.making import flip_bit, memory_folder
 from tests.hosts import host

@@ -20,8 +20,6 @@ import pytest
 from holdfast.engine.reading.sources import readable
 from holdfast.errors import HoldfastError
 from holdfast.format.names import AttemptId, CheckpointId, checkpoint_name
-from holdfast.job.opening import open_run
-from holdfast.job.rendezvous import OneProcess, Rendezvous
 from holdfast.policy.preservation_policy import LatestN
 from holdfast.store.disk import DiskStore
 from holdfast.store.file_system import LocalFileSystem
@@ -33,6 +31,8 @@ from holdfast.testing.crash_states import (
     power_losses,
 )
 from holdfast.testing.recording import Log, Mark, RecordingFileSystem, Sync
+from holdfast.trainer.opening.opening import open_run
+from holdfast.trainer.opening.rendezvous import OneProcess, Rendezvous
 from tests.engine.making import memory_folder
 from tests.hosts import events
 from tests.manifests import manifests

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.manager.saver import PATIENCE_SECS
+from holdfast.trainer.save.saver import PATIENCE_SECS
 from tests.hosts import Host, host
 from tests.store.places import mounted
 from tests.trust.failing_rig import (
@@ -209,7 +209,7 @@ def test_a_trainer_on_a_dead_disk_trains_on_and_ends_in_time_with_an_error(
 LOGGING = """
 import logging, sys
 from pathlib import Path
-from holdfast.agent.log_file import logging_into
+from holdfast.host.log_file import logging_into
 
 with logging_into(Path(sys.argv[1]), "host-a"):
     logging.warning("a line of the log")

@@ -24,11 +24,11 @@ from holdfast.engine.lifecycle.commit import commit
 from holdfast.engine.reading.view import view_of
 from holdfast.errors import HoldfastError, OutOfSpaceError
 from holdfast.format.names import CheckpointId, manifest_key
-from holdfast.manager.restoring import RestoredState, Rounds, restore_newest
 from holdfast.policy.preservation_policy import LatestN
 from holdfast.store.disk import STAGING_SIZE_BYTES, DiskStore
 from holdfast.testing.block_source import BlockSource
 from holdfast.testing.failing import FailingFileSystem, FailurePlan, Fault, nothing
+from holdfast.trainer.restore.restoring import RestoredState, Rounds, restore_newest
 from tests.engine.making import memory_folder, same_bits
 from tests.manifests import manifests
 from tests.trust.failing_calls import CASES, NEW, OLD, Case, Noted, Place, clear, made, place_for

@@ -24,8 +24,8 @@ from holdfast.engine.lifecycle.run import read_run
 from holdfast.engine.reading.view import view_of
 from holdfast.errors import HoldfastError, StorageError
 from holdfast.format.names import manifest_key, parse_checkpoint_name, parse_part_name
-from holdfast.manager.restoring import RestoredState, Rounds, restore_newest
 from holdfast.store.disk import DiskStore
+from holdfast.trainer.restore.restoring import RestoredState, Rounds, restore_newest
 from tests.engine.making import memory_folder
 from tests.trust.damaged_run import (
     NEWEST,

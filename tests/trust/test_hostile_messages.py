@@ -21,13 +21,13 @@ import numpy as np
 import pytest
 
 import holdfast
-from holdfast.agent import protocol
-from holdfast.agent.agent_directory import GROUP, SOCKET, WORDS, socket_address
-from holdfast.agent.calls import decoded
-from holdfast.agent.client import AgentClient, AgentGoneError
-from holdfast.agent.http_format import BODY_SIZE_MAX_BYTES
-from holdfast.agent.server import call_server
 from holdfast.errors import HoldfastError, InvalidArgumentError
+from holdfast.host import protocol
+from holdfast.host.agent_directory import GROUP, SOCKET, WORDS, socket_address
+from holdfast.host.calls import decoded
+from holdfast.host.client import AgentClient, AgentGoneError
+from holdfast.host.http_format import BODY_SIZE_MAX_BYTES
+from holdfast.host.server import call_server
 from tests.engine.making import memory_folder
 from tests.hosts import host, is_running, wait_until
 from tests.trust.damaged_run import told_on_failure

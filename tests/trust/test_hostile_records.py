@@ -24,8 +24,8 @@ from holdfast.format.records import AttemptRecord, Manifest, PartRecord, RunReco
 from holdfast.format.sealed import record_digest, unseal
 from holdfast.format.timeline import last_steps
 from holdfast.format.values import decode_value, encode_value
-from holdfast.manager.restoring import Rounds, restore_newest
 from holdfast.store.contract import check_key
+from holdfast.trainer.restore.restoring import Rounds, restore_newest
 from tests.attempts import attempt_id, checkpoint_id
 from tests.engine.making import memory_folder
 from tests.trust.damaged_run import (

@@ -25,13 +25,13 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from holdfast.agent.protocol import PENDING_COUNT_MAX
 from holdfast.errors import (
     FencedError,
     RunBusyError,
     StepNotFoundError,
     StepUncommittedError,
 )
+from holdfast.host.protocol import PENDING_COUNT_MAX
 from tests.engine.making import memory_folder
 from tests.trust.figures import tell
 from tests.trust.in_process import Trainer

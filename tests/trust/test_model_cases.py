@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.agent import protocol
-from holdfast.agent.state import Policies
 from holdfast.errors import FencedError, HoldfastError, StorageError
+from holdfast.host import protocol
+from holdfast.host.state import Policies
 from holdfast.policy.preservation_policy import LatestN
 from holdfast.store.disk import DiskStore
 from tests.attempts import checkpoint_id

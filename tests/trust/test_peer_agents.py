@@ -12,16 +12,16 @@ from pathlib import Path
 import psutil
 import pytest
 
-from holdfast.agent import protocol
-from holdfast.agent.agent_directory import ram_folder
-from holdfast.agent.client import AgentClient
-from holdfast.agent.config import AgentConfig
-from holdfast.agent.launch import ensure_agent
 from holdfast.clock import SystemClock
 from holdfast.engine.saving.part_layouts import PartLayouts
 from holdfast.engine.transfer.fetch import fetch_part
 from holdfast.errors import StorageError
 from holdfast.format.names import CHECKPOINTS
+from holdfast.host import protocol
+from holdfast.host.agent_directory import ram_folder
+from holdfast.host.client import AgentClient
+from holdfast.host.config import AgentConfig
+from holdfast.host.launch import ensure_agent
 from holdfast.peers.address import PeerAddress, parse_address
 from holdfast.peers.config import LOOPBACK, PeerConfig
 from holdfast.peers.tls import PeerTls

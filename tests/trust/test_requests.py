@@ -13,17 +13,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from holdfast.agent import protocol
-from holdfast.agent.config import AgentConfig
-from holdfast.agent.initial_inventory import listing_in
-from holdfast.agent.state import AgentState, RemoteTarget, open_state
 from holdfast.engine.lifecycle.commit import remove
 from holdfast.engine.lifecycle.newest import NewestListing
 from holdfast.engine.lifecycle.run import create_run, read_run
 from holdfast.engine.reading.view import newest_view_of, view_of
 from holdfast.engine.tiers.remote_checkpoints import RemoteCheckpoints
 from holdfast.errors import ObjectNotFoundError
-from holdfast.events.uploaded_segments import SegmentUploads
 from holdfast.format.json_codec import decode
 from holdfast.format.names import (
     RUN_FILE,
@@ -33,6 +28,11 @@ from holdfast.format.names import (
     parse_manifest_key,
 )
 from holdfast.format.part_layout import REMOTE
+from holdfast.host import protocol
+from holdfast.host.config import AgentConfig
+from holdfast.host.initial_inventory import listing_in
+from holdfast.host.state import AgentState, RemoteTarget, open_state
+from holdfast.observe.events.uploaded_segments import SegmentUploads
 from holdfast.policy import preservation_policy, save_decision_policy
 from holdfast.policy.save_decision_policy import FixedIntervalPolicy
 from holdfast.store.bucket import BucketStore
@@ -85,7 +85,7 @@ class HostOfBucket(InProcessHost):
         state = open_state(config, self.clock, self.files)
         state.durable = BucketOfRun(self.server, state.durable)
         if self.remote is not None:
-            # Events are uploaded by time, and counted in tests/events.
+            # Events are uploaded by time, and counted in tests/observe/events.
             uploads = SegmentUploads(state.durable.home, self.remote, config.host, self.clock)
             checkpoints = RemoteCheckpoints(state.durable, self.remote)
             state.remote = RemoteTarget(

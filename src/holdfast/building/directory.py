@@ -25,7 +25,6 @@ import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from holdfast.agent.agent_directory import host_name
 from holdfast.clock import Clock
 from holdfast.engine.lifecycle.attempts import AttemptStart, attempt_numbers, begin_attempt
 from holdfast.engine.lifecycle.catalog import list_checkpoints
@@ -46,6 +45,7 @@ from holdfast.format.names import (
     part_key,
 )
 from holdfast.format.records import RunPlace
+from holdfast.host.agent_directory import host_name
 from holdfast.store.disk import DiskStore
 from holdfast.store.file_system import LOCAL
 from holdfast.store.free_names import UNFINISHED

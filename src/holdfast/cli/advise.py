@@ -13,8 +13,7 @@ from holdfast.cli import output
 from holdfast.cli.output import Column
 from holdfast.cli.report import report_of
 from holdfast.errors import InvalidArgumentError
-from holdfast.policy.failure_rates import FailureRate
-from holdfast.reports.advice import (
+from holdfast.observe.reports.advice import (
     GAIN_MIN,
     SURVIVED,
     IntervalAdvice,
@@ -23,9 +22,10 @@ from holdfast.reports.advice import (
     cluster_of,
     settings_of,
 )
-from holdfast.reports.model import RunReport
-from holdfast.reports.simulate import TierSetting, simulate
-from holdfast.reports.words import TIER_WORDS, duration_text, share_text
+from holdfast.observe.reports.model import RunReport
+from holdfast.observe.reports.simulate import TierSetting, simulate
+from holdfast.observe.reports.words import TIER_WORDS, duration_text, share_text
+from holdfast.policy.failure_rates import FailureRate
 
 MTBF_HOURS = (0.5, 1.0, 3.0, 12.0, 48.0)
 SEEDS = 3

@@ -12,12 +12,12 @@ from typing import TypeVar
 
 import msgspec
 
-from holdfast.agent import protocol
-from holdfast.agent.agent_directory import SOCKET, host_name, roots
-from holdfast.agent.client import AgentClient, AgentGoneError, AgentSilentError
-from holdfast.agent.launch import find_live_agent, is_locked
 from holdfast.engine.reading.run import ReadableRun
 from holdfast.errors import AgentUnavailableError, HoldfastError
+from holdfast.host import protocol
+from holdfast.host.agent_directory import SOCKET, host_name, roots
+from holdfast.host.client import AgentClient, AgentGoneError, AgentSilentError
+from holdfast.host.launch import find_live_agent, is_locked
 
 ASK_SECS = 10.0
 """How long to wait for an agent's answer."""

@@ -19,11 +19,6 @@ from pathlib import Path
 
 import click
 
-from holdfast.agent import protocol
-from holdfast.agent.agent_directory import GROUP, LOCK, ram_folder
-from holdfast.agent.launch import is_locked
-from holdfast.agent.ram_place import noted_place, whole_in
-from holdfast.agent.trainer_group import read_record
 from holdfast.cli import output
 from holdfast.cli.agents import agent_folders_here, living, run_of
 from holdfast.cli.file_agents import FilesInRam, files_in_ram, stop_file_agent
@@ -35,8 +30,13 @@ from holdfast.engine.lifecycle.catalog import list_checkpoints
 from holdfast.errors import HoldfastError
 from holdfast.format.names import NO_AGE
 from holdfast.format.timeline import last_steps
-from holdfast.job.run_access import read_only
+from holdfast.host import protocol
+from holdfast.host.agent_directory import GROUP, LOCK, ram_folder
+from holdfast.host.launch import is_locked
+from holdfast.host.ram_place import noted_place, whole_in
+from holdfast.host.trainer_group import read_record
 from holdfast.store.location import RunLocation
+from holdfast.trainer.opening.run_access import read_only
 
 STOP_SECS = 60.0
 STOP_FILES_SECS = 70.0

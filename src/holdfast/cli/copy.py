@@ -6,8 +6,8 @@ import click
 
 from holdfast.cli import output
 from holdfast.cli.output import counted
-from holdfast.job.run_copies import copy_run
 from holdfast.quantities import size_text
+from holdfast.trainer.run_copies import copy_run
 
 
 @click.command()

@@ -14,26 +14,26 @@ from datetime import datetime
 
 import psutil
 
-from holdfast.agent.agent_directory import agent_folders
-from holdfast.agent.client import AgentGoneError
-from holdfast.agent.config import AgentConfig
-from holdfast.agent.launch import ensure_agent, find_agent, is_locked
-from holdfast.agent.protocol import AgentStatus, HeldStatus
 from holdfast.cli import output
 from holdfast.cli.agents import living, status_of
 from holdfast.clock import Clock
 from holdfast.engine.lifecycle.catalog import list_checkpoints
 from holdfast.errors import AgentUnavailableError, HoldfastError
-from holdfast.events.reader import read_events
-from holdfast.events.schema import (
+from holdfast.host.agent_directory import agent_folders
+from holdfast.host.client import AgentGoneError
+from holdfast.host.config import AgentConfig
+from holdfast.host.launch import ensure_agent, find_agent, is_locked
+from holdfast.host.protocol import AgentStatus, HeldStatus
+from holdfast.observe.events.reader import read_events
+from holdfast.observe.events.schema import (
     AttemptStarted,
     CheckpointCommitted,
     CheckpointFailed,
     Event,
     TrainerLost,
 )
-from holdfast.job.ram_tier import ram_store
 from holdfast.store.location import RunLocation, open_durable
+from holdfast.trainer.opening.ram_tier import ram_store
 
 POLL_SECS = 0.1
 QUIET_SECS = 1.0

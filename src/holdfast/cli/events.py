@@ -9,10 +9,10 @@ import msgspec
 
 from holdfast.cli import output
 from holdfast.clock import SystemClock
-from holdfast.events.lines import line_of
-from holdfast.events.reader import Omission
-from holdfast.events.schema import EVENTS, Event, event_name
-from holdfast.job.run_access import events_of, read_only
+from holdfast.observe.events.lines import line_of
+from holdfast.observe.events.reader import Omission
+from holdfast.observe.events.schema import EVENTS, Event, event_name
+from holdfast.trainer.opening.run_access import events_of, read_only
 
 _NAMES = [event_name(kind) for kind in EVENTS]
 

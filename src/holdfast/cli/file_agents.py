@@ -14,10 +14,6 @@ from pathlib import Path
 
 import msgspec
 
-from holdfast.agent.agent_directory import roots
-from holdfast.agent.client import AgentClient, AgentGoneError
-from holdfast.agent.launch import is_locked
-from holdfast.agent.trainer_group import process_start
 from holdfast.cli import output
 from holdfast.cli.agents import ASK_SECS
 from holdfast.cli.output import Column, counted, secs_text, size_text
@@ -30,6 +26,10 @@ from holdfast.errors import (
     WaitTimeoutError,
 )
 from holdfast.format.json_codec import decode
+from holdfast.host.agent_directory import roots
+from holdfast.host.client import AgentClient, AgentGoneError
+from holdfast.host.launch import is_locked
+from holdfast.host.trainer_group import process_start
 from holdfast.interop.mindio.file_agent.client import FILES
 from holdfast.interop.mindio.file_agent.protocol import FileAgentStatus, FilesAsked, RamFileRecord
 from holdfast.interop.mindio.file_agent.ram_files import DATA, RECORDS, is_in_use

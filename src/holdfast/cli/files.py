@@ -17,8 +17,8 @@ from holdfast.cli import output
 from holdfast.cli.interruption import ends_at_interrupt
 from holdfast.cli.output import counted
 from holdfast.errors import InvalidArgumentError, StepNotFoundError
-from holdfast.manager import Run, open_run
 from holdfast.quantities import size_text
+from holdfast.trainer.run import Run, open_run
 
 DCP_METADATA = ".metadata"
 """The file that marks a folder of `torch.distributed.checkpoint`."""

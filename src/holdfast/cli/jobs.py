@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from holdfast.agent import protocol
-from holdfast.agent.client import AgentGoneError
-from holdfast.agent.run_status import JobHostStatus, JobStatus
 from holdfast.cli import output
 from holdfast.cli.agents import ask
 from holdfast.cli.output import Column, counted, secs_text, size_text
 from holdfast.coordination.survivability import Standing
 from holdfast.errors import HoldfastError
+from holdfast.host import protocol
+from holdfast.host.client import AgentGoneError
+from holdfast.observe.run_status import JobHostStatus, JobStatus
 
 HOLDS_SHOWN_MAX = 4
 """How many checkpoints of each host are printed."""

@@ -9,7 +9,7 @@ from holdfast.cli import output
 from holdfast.cli.output import Column, counted, secs_text, size_text
 from holdfast.clock import SystemClock
 from holdfast.engine.reading.inventory import Inventory, Row, State, take_inventory
-from holdfast.job.run_access import read_only
+from holdfast.trainer.opening.run_access import read_only
 
 _STYLES = {
     State.COMMITTED: "green",

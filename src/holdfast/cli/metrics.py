@@ -7,13 +7,13 @@ from pathlib import Path
 import click
 
 from holdfast import monitoring
-from holdfast.agent import protocol
-from holdfast.agent.client import AgentGoneError
-from holdfast.agent.metric_families import AgentMetrics, flat
 from holdfast.cli import output
 from holdfast.cli.agents import ask, living
 from holdfast.cli.output import Column
-from holdfast.job.run_access import read_only
+from holdfast.host import protocol
+from holdfast.host.client import AgentGoneError
+from holdfast.observe.metrics.metric_families import AgentMetrics, flat
+from holdfast.trainer.opening.run_access import read_only
 
 
 @click.command()

@@ -15,9 +15,9 @@ from holdfast.cli import output
 from holdfast.cli.agents import asker
 from holdfast.clock import SystemClock
 from holdfast.errors import StorageError
-from holdfast.job.run_access import read_only
-from holdfast.live.follower import RunFollower
+from holdfast.observe.live.follower import RunFollower
 from holdfast.peers.config import LOOPBACK, listen
+from holdfast.trainer.opening.run_access import read_only
 
 TOKEN_VARIABLE = "HOLDFAST_PAGE_TOKEN"
 TOKEN_CHARS_MIN = 16
@@ -54,7 +54,7 @@ def page(directory: str, port: int, address: str, token_file: Path | None, opens
             f"give one by --token-file or {TOKEN_VARIABLE}",
             click.get_current_context(),
         )
-    from holdfast.live.page_server import serve
+    from holdfast.observe.live.page_server import serve
 
     listener = listen(LOOPBACK if address == "localhost" else address, port, "serve the page")
     url = _url(listener)

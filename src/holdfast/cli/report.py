@@ -10,11 +10,10 @@ from rich.text import Text
 from holdfast.cli import output
 from holdfast.cli.output import Column, counted, size_text
 from holdfast.errors import HoldfastError
-from holdfast.job.run_access import events_of, read_only
-from holdfast.reports.goodput import report_run
-from holdfast.reports.model import CATEGORIES, RunReport
-from holdfast.reports.page import write_page
-from holdfast.reports.words import (
+from holdfast.observe.reports.goodput import report_run
+from holdfast.observe.reports.model import CATEGORIES, RunReport
+from holdfast.observe.reports.page import write_page
+from holdfast.observe.reports.words import (
     CATEGORY_WORDS,
     CAUSE_WORDS,
     TIER_WORDS,
@@ -22,6 +21,7 @@ from holdfast.reports.words import (
     share_text,
 )
 from holdfast.store.named_file import check_file_name
+from holdfast.trainer.opening.run_access import events_of, read_only
 
 BAR_CHARS = 40
 

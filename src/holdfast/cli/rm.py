@@ -8,10 +8,6 @@ from typing import TypedDict
 
 import click
 
-from holdfast.agent import protocol
-from holdfast.agent.agent_directory import host_name
-from holdfast.agent.client import AgentGoneError, AgentSilentError
-from holdfast.agent.launch import find_live_agent
 from holdfast.cli import output
 from holdfast.cli.agents import ask, status_of
 from holdfast.cli.output import counted, secs_text, size_text
@@ -30,14 +26,18 @@ from holdfast.errors import (
     StepNotFoundError,
     StepUncommittedError,
 )
-from holdfast.events.schema import CheckpointDeleted
-from holdfast.events.uploaded_segments import uploads_for
-from holdfast.events.writer import EventWriter
 from holdfast.format.names import CheckpointId
-from holdfast.job.run_access import read_only
+from holdfast.host import protocol
+from holdfast.host.agent_directory import host_name
+from holdfast.host.client import AgentGoneError, AgentSilentError
+from holdfast.host.launch import find_live_agent
+from holdfast.observe.events.schema import CheckpointDeleted
+from holdfast.observe.events.uploaded_segments import uploads_for
+from holdfast.observe.events.writer import EventWriter
 from holdfast.store.contract import ReadableStore
 from holdfast.store.durable import DurableStore
 from holdfast.store.location import RunLocation
+from holdfast.trainer.opening.run_access import read_only
 
 
 @click.command()

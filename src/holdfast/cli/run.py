@@ -9,14 +9,14 @@ from datetime import datetime
 
 import click
 
-from holdfast.agent.agent_directory import host_name
-from holdfast.agent.config import AgentConfig
-from holdfast.agent.launch import ensure_agent
 from holdfast.cli import output
 from holdfast.cli.child import Child, CommandNotRunError, Signals
 from holdfast.cli.drain import AgentOfRun, Agents
 from holdfast.clock import Clock, SystemClock
-from holdfast.job.run_access import open_or_create
+from holdfast.host.agent_directory import host_name
+from holdfast.host.config import AgentConfig
+from holdfast.host.launch import ensure_agent
+from holdfast.trainer.opening.run_access import open_or_create
 
 RESTART_VARIABLE = "HOLDFAST_RESTART_COUNT"
 NOTICE_SECS = 0.25

@@ -6,8 +6,6 @@ from pathlib import Path
 
 import click
 
-from holdfast.agent import protocol
-from holdfast.agent.client import AgentGoneError
 from holdfast.cli import output
 from holdfast.cli.agents import agent_folder, ask, status_of
 from holdfast.clock import Clock, SystemClock
@@ -15,7 +13,9 @@ from holdfast.engine.lifecycle.catalog import list_checkpoints
 from holdfast.engine.reading.run import ReadableRun
 from holdfast.errors import AgentUnavailableError, SaveFailedError, WaitTimeoutError
 from holdfast.format.names import CheckpointId
-from holdfast.job.run_access import read_only
+from holdfast.host import protocol
+from holdfast.host.client import AgentGoneError
+from holdfast.trainer.opening.run_access import read_only
 
 POLL_SECS = 0.1
 LOOK_SECS = 1.0

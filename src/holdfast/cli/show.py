@@ -15,7 +15,7 @@ from holdfast.engine.reading.sources import CheckpointSources
 from holdfast.errors import StepNotFoundError
 from holdfast.format.paths import path_name
 from holdfast.format.values import decode_value
-from holdfast.job.run_access import read_only
+from holdfast.trainer.opening.run_access import read_only
 
 VALUE_LENGTH_MAX = 200
 

@@ -9,15 +9,15 @@ from pathlib import Path
 import click
 import msgspec
 
-from holdfast.agent import protocol
-from holdfast.agent.agent_directory import ram_folder
-from holdfast.agent.launch import is_locked
 from holdfast.cli import output
 from holdfast.cli.agents import agent_folders_here, living, run_of
 from holdfast.cli.file_agents import files_in_ram, print_files
 from holdfast.cli.jobs import jobs_of, print_job
 from holdfast.cli.output import Column, counted, secs_text, size_text
-from holdfast.job.run_access import read_only
+from holdfast.host import protocol
+from holdfast.host.agent_directory import ram_folder
+from holdfast.host.launch import is_locked
+from holdfast.trainer.opening.run_access import read_only
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,9 +7,6 @@ from pathlib import Path
 
 import click
 
-from holdfast.agent import protocol
-from holdfast.agent.client import AgentGoneError, AgentSilentError, answers
-from holdfast.agent.trainer_group import process_start
 from holdfast.cli import output
 from holdfast.cli.agents import ask, leaving, living
 from holdfast.cli.output import counted
@@ -24,8 +21,11 @@ from holdfast.errors import (
 )
 from holdfast.format.names import NO_AGE, Age, AttemptId, CheckpointId
 from holdfast.format.timeline import last_steps
-from holdfast.job.run_access import read_only
+from holdfast.host import protocol
+from holdfast.host.client import AgentGoneError, AgentSilentError, answers
+from holdfast.host.trainer_group import process_start
 from holdfast.store.location import open_durable
+from holdfast.trainer.opening.run_access import read_only
 
 POLL_SECS = 0.05
 

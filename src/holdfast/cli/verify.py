@@ -20,7 +20,7 @@ from holdfast.engine.reading.view import LISTINGS_MAX
 from holdfast.errors import HoldfastError, StepNotFoundError
 from holdfast.format.names import RUN_FILE
 from holdfast.format.part_layout import REMOTE
-from holdfast.job.run_access import read_damaged
+from holdfast.trainer.opening.run_access import read_damaged
 
 
 @dataclass(slots=True)

@@ -13,16 +13,16 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from holdfast.agent.measures import StepSpan
 from holdfast.cli import output
 from holdfast.cli.agents import asker
 from holdfast.clock import SystemClock
-from holdfast.events.lines import line_of
-from holdfast.events.schema import StepProgress
-from holdfast.job.run_access import read_only
-from holdfast.live.follower import Poll, RunFollower
-from holdfast.live.snapshot import LiveView, ShownHost
-from holdfast.reports.words import duration_text, share_text
+from holdfast.observe.events.lines import line_of
+from holdfast.observe.events.schema import StepProgress
+from holdfast.observe.live.follower import Poll, RunFollower
+from holdfast.observe.live.snapshot import LiveView, ShownHost
+from holdfast.observe.metrics.measures import StepSpan
+from holdfast.observe.reports.words import duration_text, share_text
+from holdfast.trainer.opening.run_access import read_only
 
 LINES_KEPT = 200
 LINES_SHOWN_MIN = 5

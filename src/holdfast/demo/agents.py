@@ -19,12 +19,12 @@ from pathlib import Path
 import msgspec
 import psutil
 
-from holdfast.agent.config import AgentConfig
 from holdfast.clock import Clock
 from holdfast.errors import AgentUnavailableError
 from holdfast.format.json_codec import decode
+from holdfast.host.config import AgentConfig
 
-_MODULE = "holdfast.agent"
+_MODULE = "holdfast.host"
 _STOP_SECS_MAX = 30.0
 _KILL_SECS_MAX = 10.0
 _START_SECS_MAX = 10.0

@@ -28,9 +28,9 @@ from holdfast.demo.report import make_report, read_commits, read_ram_troubles
 from holdfast.demo.runner import RunLog, drive
 from holdfast.demo.table import print_report, verdict
 from holdfast.errors import HoldfastError, InvalidArgumentError, NotARunError
-from holdfast.events.reader import EventReader
-from holdfast.reports.goodput import report_run
-from holdfast.reports.page import write_page
+from holdfast.observe.events.reader import EventReader
+from holdfast.observe.reports.goodput import report_run
+from holdfast.observe.reports.page import write_page
 from holdfast.store.location import RunLocation, open_durable
 from holdfast.store.named_file import new_content
 

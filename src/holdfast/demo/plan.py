@@ -10,10 +10,10 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from holdfast.agent.agent_directory import HOST_VARIABLE, host_name
 from holdfast.demo.failures import Failure
-from holdfast.job.options import INTERFACE_VARIABLE
+from holdfast.host.agent_directory import HOST_VARIABLE, host_name
 from holdfast.peers.config import LOOPBACK
+from holdfast.trainer.options import INTERFACE_VARIABLE
 
 HOSTS_MAX = 8
 """How many hosts one machine simulates at most."""

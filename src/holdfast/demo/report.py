@@ -12,8 +12,8 @@ import numpy as np
 from holdfast.demo import journal
 from holdfast.demo.failures import DemoFailureKind
 from holdfast.demo.runner import RunLog, Strike
-from holdfast.events.reader import read_events
-from holdfast.events.schema import CheckpointCommitted, RamUnavailable
+from holdfast.observe.events.reader import read_events
+from holdfast.observe.events.schema import CheckpointCommitted, RamUnavailable
 from holdfast.store.location import RunLocation
 
 _LAST_STEPS = 16

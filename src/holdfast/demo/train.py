@@ -26,7 +26,7 @@ from holdfast.demo.corpus import load_corpus
 from holdfast.demo.data import Batches, BatchShape, batch_iterator
 from holdfast.demo.learner import Learner, LearnerOptions, ModelConfig
 from holdfast.demo.plan import FRAMEWORKS
-from holdfast.manager.restoring import RestoreReport
+from holdfast.trainer.restore.restoring import RestoreReport
 
 _CLOCK = SystemClock()
 

@@ -2,7 +2,7 @@
 
 import sys
 
-from holdfast.agent.detached_process import Main, run_detached
+from holdfast.host.detached_process import Main, run_detached
 
 
 def _load() -> Main:

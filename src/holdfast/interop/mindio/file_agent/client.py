@@ -10,12 +10,12 @@ from typing import TypeVar
 
 import msgspec
 
-from holdfast.agent.agent_directory import host_name, make_private, make_root, roots, safe_name
-from holdfast.agent.client import AgentClient, AgentGoneError, AgentSilentError
-from holdfast.agent.config import ALREADY_RUNNING
-from holdfast.agent.launch import is_locked, last_line, reap, spawn
 from holdfast.clock import Clock
 from holdfast.errors import AgentUnavailableError, translated
+from holdfast.host.agent_directory import host_name, make_private, make_root, roots, safe_name
+from holdfast.host.client import AgentClient, AgentGoneError, AgentSilentError
+from holdfast.host.config import ALREADY_RUNNING
+from holdfast.host.launch import is_locked, last_line, reap, spawn
 from holdfast.interop.mindio.file_agent.protocol import FileAgentConfig, FileAgentStatus, FilesAsked
 from holdfast.interop.mindio.file_agent.ram_files import RECORDS
 

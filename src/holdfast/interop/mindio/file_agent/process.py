@@ -11,12 +11,12 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
-from holdfast.agent.agent_directory import SOCKET
-from holdfast.agent.calls import serve_calls
-from holdfast.agent.config import ALREADY_RUNNING
-from holdfast.agent.place import locked_place
 from holdfast.clock import SystemClock
 from holdfast.format.json_codec import decode
+from holdfast.host.agent_directory import SOCKET
+from holdfast.host.calls import serve_calls
+from holdfast.host.config import ALREADY_RUNNING
+from holdfast.host.place import locked_place
 from holdfast.interop.mindio.file_agent.protocol import FileAgentConfig
 from holdfast.interop.mindio.file_agent.service import FileService
 

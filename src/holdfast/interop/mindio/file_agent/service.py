@@ -19,10 +19,10 @@ from typing import TypeVar, TypeVarTuple
 
 import msgspec
 
-from holdfast.agent.calls import Handler
 from holdfast.clock import Clock
 from holdfast.errors import HoldfastError, InvalidArgumentError, OutOfSpaceError, translated
 from holdfast.format.json_codec import decode
+from holdfast.host.calls import Handler
 from holdfast.interop.mindio.file_agent import protocol
 from holdfast.interop.mindio.file_agent.file_at_path import (
     FileLostError,

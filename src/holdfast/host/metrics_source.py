@@ -1,0 +1,102 @@
+"""Gather the metrics of one agent: its counts, and gauges of the state that it has now.
+
+Which losses the run survives is known only after other hosts have answered, which may take seconds.
+So the leading agent asks them in the background, at most every `OUTLOOK_SECS`, and only while
+metrics are gathered; a gathering never waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from holdfast.host.coordinator import Coordinator
+from holdfast.host.state import AgentState
+from holdfast.observe.metrics.metric_families import AgentMetrics
+from holdfast.observe.run_status import JobStatus
+
+OUTLOOK_SECS = 2.0
+
+
+class MetricsSource:
+    """The metrics of one agent; owned by the event loop.
+
+    Args:
+        state: The agent's state.
+        coordinator: Its share in the hosts' coordination.
+        ask_job: Asks all hosts for the state of the run.
+    """
+
+    def __init__(
+        self,
+        state: AgentState,
+        coordinator: Coordinator,
+        ask_job: Callable[[], Awaitable[JobStatus]],
+    ) -> None:
+        self._state = state
+        self._coordinator = coordinator
+        self._ask_job = ask_job
+        self._asking: asyncio.Task[None] | None = None
+        self._asked_secs = -OUTLOOK_SECS
+        self._of_job: dict[str, float] = {}
+
+    def gather(self) -> AgentMetrics:
+        """Return all metrics, with what other hosts have answered so far."""
+        state = self._state
+        self._refresh()
+        return AgentMetrics(
+            run=state.run,
+            host=state.config.host,
+            families=state.measures.families(self._gauges()),
+        )
+
+    async def close(self) -> None:
+        """End the question to the other hosts, if one is under way."""
+        if self._asking is not None:
+            self._asking.cancel()
+            await asyncio.wait([self._asking])
+
+    def _gauges(self) -> dict[str, float]:
+        state, node = self._state, self._coordinator.node
+        present = state.group.present if state.group is not None else []
+        gauges = {
+            "holdfast_attempt": float(state.events.attempt),
+            "holdfast_trainers": float(len(present)),
+            "holdfast_pending_checkpoints": float(len(node.pending_ids())),
+            "holdfast_ram_slots_bytes": float(state.pool.size_bytes()),
+            "holdfast_ram_free_bytes": float(state.pool.left_bytes() if state.has_ram else 0),
+        }
+        highest = state.published().highest
+        if highest >= 0:
+            gauges["holdfast_step"] = float(highest)
+        return gauges | (self._of_job if node.is_leading else {})
+
+    def _refresh(self) -> None:
+        now_secs = self._state.clock.monotonic()
+        is_due = now_secs - self._asked_secs >= OUTLOOK_SECS
+        if self._asking is None and is_due and self._coordinator.node.is_leading:
+            self._asked_secs = now_secs
+            self._asking = asyncio.create_task(self._ask())
+
+    async def _ask(self) -> None:
+        try:
+            self._of_job = gauges_of(await self._ask_job())
+        finally:
+            self._asking = None
+
+
+def gauges_of(job: JobStatus) -> dict[str, float]:
+    """Return the gauges of a run on all its hosts."""
+    found = {
+        "holdfast_hosts": float(len(job.hosts)),
+        "holdfast_silent_hosts": float(sum(1 for host in job.hosts if host.problem)),
+    }
+    if job.goes_on_from:
+        survived = job.goes_on_from[0].lost_domains_max
+        domains = len({host.domain for host in job.hosts})
+        found["holdfast_survivable_domain_losses"] = float(
+            domains if survived is None else survived
+        )
+    elif job.leader_answers:
+        found["holdfast_survivable_domain_losses"] = 0.0
+    return found

@@ -1,0 +1,165 @@
+"""Run the agent's process: one per run and host, at low priority, until there is nothing to keep.
+
+The process holds a lock on its folder for its whole life, so that there is never a second agent; a
+second one exits at once with `ALREADY_RUNNING`. An agent that exits removes its folder. If the
+folder or the lock in it was removed by another process, the agent exits and touches no folder
+there, since it may be the next agent's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import logging
+import os
+import resource
+import shutil
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+from holdfast.clock import SystemClock
+from holdfast.errors import StorageError
+from holdfast.format.json_codec import decode
+from holdfast.host.agent_directory import SOCKET
+from holdfast.host.config import ALREADY_RUNNING, AgentConfig
+from holdfast.host.log_file import logging_into
+from holdfast.host.peer_network import PeerNetwork
+from holdfast.host.place import locked_place
+from holdfast.host.server import call_server
+from holdfast.host.service import Service
+from holdfast.host.state import open_state
+from holdfast.observe.events.schema import AgentLeft, AgentStarted
+from holdfast.store.file_system import LOCAL, FileSystem
+from holdfast.store.location import RunLocation
+from holdfast.store.run_directory import RunDirectory
+
+NICENESS = 10
+FILES_MAX = 1 << 20
+OOM_SCORE_ADJ = -800
+SHUTDOWN_SECS = 0.2
+OBJECTS_PER_COLLECTION = 100_000
+"""A record of 20,000 arrays is as many objects; Python's default threshold is 700 or 2,000."""
+
+log = logging.getLogger(__name__)
+
+
+def main(argument: str, on_placed: Callable[[int], None], files: FileSystem = LOCAL) -> int:
+    """Run the agent that `argument`, a JSON `AgentConfig`, describes.
+
+    Args:
+        argument: the configuration.
+        on_placed: called with 0 once the agent has its place, or with `ALREADY_RUNNING` if another
+            agent has it.
+        files: the file system of all its stores.
+
+    Returns:
+        The exit code.
+    """
+    config = decode(argument, AgentConfig)
+    folder = Path(config.folder)
+    with locked_place(folder) as has_place:
+        is_mine = has_place()
+        on_placed(0 if is_mine else ALREADY_RUNNING)
+        if not is_mine:
+            return ALREADY_RUNNING
+        location = RunLocation(config.run)
+        _check_place(location)
+        with logging_into(location.folder, config.host):
+            _lower_priority()
+            _raise_limits()
+            gc.set_threshold(OBJECTS_PER_COLLECTION)
+            log.info(
+                "agent of %s on %s: process %d in %s", config.run, config.host, os.getpid(), folder
+            )
+            _remove_left_behind(folder)
+            is_all_durable = asyncio.run(_serve(config, files, has_place))
+            # Otherwise the folder is gone, or is the next agent's.
+            if has_place():
+                _leave(folder, is_all_durable)
+            log.info("agent of %s leaves", config.run)
+    return 0
+
+
+def _check_place(location: RunLocation) -> None:
+    """Refuse to start without the run's directory, which no agent creates."""
+    location.make_folder()
+    if not location.is_url and RunDirectory(location.folder).identity is None:
+        raise StorageError(
+            f"start the agent of {location}: there is no such directory; it was deleted, moved or "
+            "unmounted"
+        )
+
+
+def _leave(folder: Path, is_all_durable: bool) -> None:
+    if not is_all_durable:
+        log.warning("data that is not durable stays in %s for the run's next agent", folder)
+        (folder / SOCKET).unlink(missing_ok=True)
+        return
+    # Renamed first and removed only then, so that the next agent finds all of the folder or
+    # nothing.
+    leaving = folder.with_name(f".{folder.name}.{os.getpid()}")
+    folder.rename(leaving)
+    shutil.rmtree(leaving, ignore_errors=True)
+
+
+def _remove_left_behind(folder: Path) -> None:
+    """Remove the folders of earlier agents that were killed while they removed them."""
+    for left in folder.parent.glob(f".{folder.name}.*"):
+        pid = left.suffix[1:]
+        if pid.isdecimal() and not Path(f"/proc/{pid}").exists():
+            shutil.rmtree(left, ignore_errors=True)
+
+
+def _lower_priority() -> None:
+    """Give training priority on the processor and on the disk.
+
+    Where the kernel divides the processor by session (autogroup), the agent's share is its
+    session's, whatever its niceness; see docs/performance.md.
+    """
+    import psutil
+
+    os.nice(NICENESS)
+    psutil.Process().ionice(psutil.IOPRIO_CLASS_BE, 7)
+
+
+def _raise_limits() -> None:
+    """Allow as many open files as possible, and make the trainers the OOM killer's first choice.
+
+    The pages of the slots that the agent reads count for it, but its death would free none of
+    them: they are files. Only a privileged process may lower its score.
+    """
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):
+        wanted = FILES_MAX if hard == resource.RLIM_INFINITY else min(hard, FILES_MAX)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text(str(OOM_SCORE_ADJ))
+
+
+async def _serve(config: AgentConfig, files: FileSystem, has_place: Callable[[], bool]) -> bool:
+    """Serve until it is time to exit; return whether RAM holds nothing that is not durable."""
+    state = open_state(config, SystemClock(), files)
+    state.has_place = has_place
+    network = PeerNetwork(state, files)
+    service = Service(state, network.peers)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, service.leave_soon)
+    state.events.write(AgentStarted(pid=os.getpid()))
+    server = call_server(service)
+    try:
+        await service.adopt()
+        network.open(service.coordinator, service.own_status)
+        await server.listen_in(state.folder)
+        await service.run()
+    finally:
+        await network.close()
+        await asyncio.wait_for(server.close(SHUTDOWN_SECS), SHUTDOWN_SECS * 50)
+        state.events.write(AgentLeft(pid=os.getpid()))
+        service.close()
+        state.events.close()
+        state.control.close()
+        state.ram.close()
+    return service.is_all_durable

@@ -1,0 +1,1 @@
+"""Measure a run on one host, and format the measures for a monitoring service."""

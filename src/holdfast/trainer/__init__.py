@@ -1,0 +1,1 @@
+"""`CheckpointManager` for training loops, `Run` for readers, `save` and `load` for one state."""

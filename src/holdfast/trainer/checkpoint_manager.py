@@ -1,0 +1,800 @@
+"""Define `CheckpointManager`, which saves a training run's state off the training thread.
+
+Invariants:
+- On a step that is not due, `save` reads a few cells of shared memory and never waits for storage.
+- A save that `save` accepted stays in `Progress` until it is durable, or until its failure has been
+  raised once.
+- The state is fixed before `save` returns: later changes by the caller do not reach the checkpoint.
+
+This module holds the complete public interface with the contract of each call. The other modules of
+the folder implement it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from types import TracebackType
+from typing import Any
+
+from holdfast import waits
+from holdfast.adapt.contract import Framework
+from holdfast.adapt.detect import find_framework
+from holdfast.clock import Clock, SystemClock, process_age_secs
+from holdfast.engine.reading.metadata import CheckpointMetadata, metadata_of
+from holdfast.engine.reading.process_values import process_values_of
+from holdfast.engine.reading.view import View, find_newest_sound, find_sound
+from holdfast.errors import FencedError, HoldfastError
+from holdfast.format.names import CheckpointId
+from holdfast.host import protocol
+from holdfast.host.control_block import ATTEMPT, TARGET_DURABLE, TARGET_PREEMPTION, TARGET_RAM
+from holdfast.observe.events.schema import ManagerOpened
+from holdfast.observe.metrics.metric_families import AgentMetrics, flat
+from holdfast.policy.preservation_policy import LatestN, PreservationPolicy
+from holdfast.policy.save_decision_policy import ContinuousCheckpointingPolicy, SaveDecisionPolicy
+from holdfast.trainer import arguments
+from holdfast.trainer.finisher import Finisher
+from holdfast.trainer.lifetime import HeldResources, Lifetime, replace_open
+from holdfast.trainer.opening.job_context import find_job
+from holdfast.trainer.opening.opening import open_run
+from holdfast.trainer.opening.rendezvous import Rendezvous
+from holdfast.trainer.options import Options, RamTier, RemoteTier, checked_signals, remote_tier
+from holdfast.trainer.planning import Planner, Taking
+from holdfast.trainer.process import terminal
+from holdfast.trainer.process.preemption import PreemptionSignals
+from holdfast.trainer.process.progress_bar import closing_state, progress_bar
+from holdfast.trainer.process.training_wait import TrainingWait
+from holdfast.trainer.restore.restore_exchange import RestoreExchange
+from holdfast.trainer.restore.restore_votes import Votes
+from holdfast.trainer.restore.restoring import RestoreReport
+from holdfast.trainer.restorer import Restorer
+from holdfast.trainer.save.overhead import OverheadMeter, meter_for
+from holdfast.trainer.save.patience import SAVE_PATIENCE_SECS, Patience
+from holdfast.trainer.save.progress import STOPPED_BY, Progress
+from holdfast.trainer.save.remote_wait import wait_for_newest
+from holdfast.trainer.save.save_schedule import SaveSchedule
+from holdfast.trainer.save.saver import Saver, SaveRequest, report_all, report_unknown
+from holdfast.trainer.save.user_policies import UserPolicyThread, history, user_policies
+
+SAVER_SECS = 300.0
+"""How long `close` waits for the saver's thread, which may hang in storage."""
+
+log = logging.getLogger(__name__)
+
+
+class CheckpointManager:
+    """Save and restore the checkpoints of one run, in one process of the training job.
+
+    Every process of the job creates a manager of the same run, and the constructor waits until all
+    have joined. One thread per process, the training thread, calls the methods. Use the manager in
+    a `with` statement, or call `close` at the end.
+
+    Args:
+        directory: The run's durable directory, or its URL (docs/buckets.md), the same for all
+            processes. Created if missing.
+        save_decision_policy: When to save to the durable tier. Default:
+            `ContinuousCheckpointingPolicy()`.
+        preservation_policy: Which checkpoints the durable tier keeps. The newest one is always
+            kept. Default: `LatestN(3)`.
+        ram: The tier in this host's memory. None disables it.
+        remote: A second durable tier: a URL, a path, or a `RemoteTier` with policies of its own.
+            The agents copy committed checkpoints there (docs/two_tiers.md). Default: none.
+        takeover: Instead of raising `RunBusyError`, fence another live attempt on the run, and take
+            a directory for the run where it cannot be decided whether it was moved or copied.
+        preemption_signals: The signals that announce a preemption. See `reached_preemption`.
+        framework: `jax`, `torch` or `numpy`, or a `holdfast.torch.TorchFramework`, which has
+            options. None: the one that the program uses, else NumPy, which is for jobs of one
+            process.
+
+    Raises:
+        InvalidArgumentError: An argument is invalid, or the processes' arguments contradict each
+            other.
+        NotARunError: The directory holds other files, or the hosts do not share it.
+        NewerFormatError: A newer version of Holdfast wrote the run.
+        StorageError: The directory cannot be read or written.
+        RunBusyError: Another attempt on the run, or on its remote tier, is live. The message names
+            its host and processes.
+        AgentUnavailableError: The host's agent cannot be started or reached.
+        ProcessLostError: Another process of the job ended, or did not join in time.
+
+    After an error in the constructor no checkpoint is changed; a missing run may have been created.
+    """
+
+    last_restore: RestoreReport | None
+    """The report of the last `restore` or `resume` that read a checkpoint; None before one has."""
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        *,
+        save_decision_policy: SaveDecisionPolicy | None = None,
+        preservation_policy: PreservationPolicy | None = None,
+        ram: RamTier | None = RamTier(),  # noqa: B008 - frozen, so that one default serves all
+        remote: str | os.PathLike[str] | RemoteTier | None = None,
+        takeover: bool = False,
+        preemption_signals: Sequence[int] = (signal.SIGTERM,),
+        framework: str | Framework | None = None,
+    ) -> None:
+        arguments.check_ram(ram)
+        self._clock: Clock = SystemClock()
+        process_secs, opened_secs = process_age_secs(), self._clock.monotonic()
+        self._options = Options(
+            save=save_decision_policy or ContinuousCheckpointingPolicy(),
+            preservation=preservation_policy or LatestN(3),
+            ram=ram,
+            remote=remote_tier(remote),
+            takeover=takeover,
+            preemption_signals=checked_signals(preemption_signals),
+        )
+        self.last_restore = None
+        self._ends_well = True
+        self._framework = find_framework(framework)
+        self._processes = self._framework.processes()
+        terminal.show_log(self._processes.rank, self._processes.count)
+        self._rendezvous = Rendezvous(self._processes, self._clock)
+        signals = self._options.preemption_signals
+        self._signals = PreemptionSignals(signals, self._on_stop_signal, self._clock)
+        with contextlib.ExitStack() as on_error:
+            on_error.callback(self._signals.close)
+            with waits.ended_by_signals("open the run", lambda: f"{directory} is not open"):
+                self._open(directory, process_secs, opened_secs)
+            on_error.pop_all()
+
+    def _open(
+        self, directory: str | os.PathLike[str], process_secs: float, opened_secs: float
+    ) -> None:
+        replace_open(directory)
+        self._run = run = open_run(
+            directory,
+            self._rendezvous,
+            self._clock,
+            self._options.remote.place_text if self._options.remote is not None else None,
+            takeover=self._options.takeover,
+        )
+        self._job = find_job(run, self._options, self._rendezvous, self._processes, self._clock)
+        self._progress = Progress(self._clock)
+        self._own: UserPolicyThread | None = None
+        self._votes = Votes(self._rendezvous)
+        with self._rendezvous.propagating_errors("join the host's agent"):
+            start = self._job.begin_agent()
+            self._session = self._job.join(start, self._clock, self._on_notice, self._on_new_agent)
+        self._steps = SaveSchedule(self._session.place.origin, self._options, self._processes.count)
+        self._wait = TrainingWait(self._session, self._clock)
+        held = HeldResources(job=self._job, progress=self._progress, session=self._session)
+        self._lifetime = Lifetime(run.location.text, held, self._steps.check_every_step)
+        with self._lifetime.closed_on_error():
+            self._begin(held)
+            self._session.report_event(
+                ManagerOpened(
+                    rank=self._processes.rank,
+                    pid=os.getpid(),
+                    process_secs=round(process_secs, 3),
+                    secs=round(self._clock.monotonic() - opened_secs, 4),
+                )
+            )
+        has_copies = self._job.attach.host_count > 1 and self._job.attach.copies > 1
+        place, remote = self._session.place, self._options.remote
+        self._show(terminal.opening_text(run.location, place, remote, has_copies=has_copies))
+
+    def _begin(self, held: HeldResources) -> None:
+        self._meter = meter_for(self._options)
+        self._planner = Planner(
+            self._run.run_id, self._processes.rank, self._processes.count, self._job.replicas
+        )
+        self._saver = held.saver = Saver(
+            self._session, self._run.durable, self._progress, self._clock
+        )
+        self._metric_names = arguments.MetricNames(self._options.preservation, self._processes.rank)
+        if self._job.reads_together:
+            self._votes.read_together(self._restore_exchange())
+        self._restorer = Restorer(
+            framework=self._framework,
+            votes=self._votes,
+            session=self._session,
+            steps=self._steps,
+            saver=self._saver,
+            progress=self._progress,
+            meter=self._meter,
+            clock=self._clock,
+            look=self._look,
+            look_at_newest=self._look_at_newest,
+            look_here=lambda: self._job.load_view_here(self._session, self._clock),
+            list_ram=lambda found: self._job.list_ram(self._session, self._clock, found),
+        )
+        self._finisher = Finisher(self._rendezvous, self._votes, self._restorer)
+        hosts = self._job.attach.host_count
+        self._patience = Patience(
+            self._session, self._progress, self._steps, self._clock, host_count=hosts
+        )
+        held.signals = self._signals
+        self._signals.install()
+        if self._signals.has_arrived:
+            self._on_stop_signal()
+        self._own = held.own = self._start_user_policies()
+        self._session.start_watching(self._progress.pending)
+
+    def _restore_exchange(self) -> RestoreExchange:
+        def is_lost() -> bool:
+            return self._votes.trouble is not None
+
+        rank = self._processes.rank
+        return RestoreExchange(
+            rendezvous=self._rendezvous,
+            place=lambda: self._job.exchange_place(self._session, rank, is_lost),
+            group=self._run.group,
+            clock=self._clock,
+            trouble=lambda: self._votes.trouble,
+        )
+
+    def __enter__(self) -> CheckpointManager:
+        self._lifetime.check_call("enter")
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._lifetime.is_inherited:
+            return
+        if error is None:
+            self.close()
+            return
+        self._ends_well = False
+        try:
+            self.close()
+        except HoldfastError as own:
+            # Raising this error would hide the one that ended the training.
+            log.warning("the manager was closed after an error: %s", own)
+
+    def save(
+        self,
+        step: int,
+        state: object,
+        *,
+        metrics: Mapping[str, float] | None = None,
+        force: bool = False,
+    ) -> bool:
+        """Save `state` if a checkpoint is due at `step`. Call it after every training step.
+
+        The call returns as soon as the state is fixed: afterwards the caller may change or donate
+        its arrays. The checkpoint becomes durable in the background.
+
+        Args:
+            step: The training step that produced `state`. It must increase from call to call.
+            state: A pytree of arrays, Python values and objects with a state of their own.
+            metrics: Numbers by name, for policies and for `holdfast ls`.
+            force: Save whatever the policies decide, and overwrite the run's newest checkpoint if
+                that is of the same step; the older one stays until the new one is committed. A
+                forced save, and the save of a preemption, waits for a free place while two earlier
+                saves are in progress.
+
+        Returns:
+            True if a checkpoint of this step is being saved.
+
+        Raises:
+            SaveFailedError: Earlier saves failed or were dropped. Each is reported once. This step
+                may not have been saved; calling `save` again with the same step is allowed.
+            FencedError: A newer attempt has taken over the run. This process saves nothing more.
+            StepExistsError: The step is already saved, and `force` is not set.
+            StepOrderError: The step is before the run's last one, also with `force`.
+            InvalidArgumentError: The step or a metric is invalid, the manager is closed, or another
+                thread uses it.
+            UnsupportedLeafError: A leaf cannot be saved. Nothing was written.
+            StorageError: The run's directory was removed. Nothing more can be saved.
+        """
+        steps, place = self._steps, self._session.place
+        control = place.control.cells
+        if type(step) is not int or not steps.last < step <= steps.step_max:
+            step = self._check_step(step, force)
+        steps.last = control[place.step_cell] = step
+        control[place.step_time_cell] = int(self._clock.monotonic() * 1e9)
+        if self._meter is not None:
+            self._measure(self._meter)
+        if not (
+            force
+            or step >= control[TARGET_DURABLE]
+            or step >= control[TARGET_RAM]
+            or step >= control[TARGET_PREEMPTION]
+            or control[place.notice_cell]
+            or control[ATTEMPT] != place.number
+            or self._progress.has_failed
+            or steps.is_due_here(step)
+        ):
+            return False
+        with self._progress.drops_raised_after(step), self._blocking("save", SAVE_PATIENCE_SECS):
+            return self._save_if_due(step, state, metrics, force)
+
+    def finish(
+        self, step: int, state: object, *, metrics: Mapping[str, float] | None = None
+    ) -> bool:
+        """Make the last step of the run durable, whatever the policies decide.
+
+        Call it when the training has ended, in all processes with the same step. The call starts
+        the save; `close` waits until it is durable. It does nothing if the step is durable or is
+        becoming durable, and if the run was preempted before that step.
+
+        Args:
+            step: The last training step.
+            state: The state after that step; see `save`.
+            metrics: Numbers by name; see `save`.
+
+        Returns:
+            True if this call makes the step durable.
+
+        Raises:
+            SaveFailedError: An earlier save failed in the background. The last step is saved all
+                the same.
+            InvalidArgumentError: The step is invalid, or differs between processes.
+            StepOrderError, FencedError, UnsupportedLeafError: As for `save`.
+            ProcessLostError: Another process has ended.
+        """
+        self._lifetime.check_call("finish")
+        with self._blocking("finish"):
+            return self._finisher.finish(
+                arguments.check_step(step),
+                lambda number: self._save_if_due(number, state, metrics, force=True),
+            )
+
+    def resume(
+        self,
+        state: Any,
+        *,
+        step: int | None = None,
+        only: str | Sequence[str] | None = None,
+        partial: str | Sequence[str] | None = None,
+        cast: bool = False,
+    ) -> tuple[int, Any]:
+        """Continue from the newest checkpoint that can be restored, or go back to `step`.
+
+        All processes of the job must call it. After going back to an older step, the run continues
+        from there: the later checkpoints become an abandoned branch.
+
+        Args:
+            state: An initial state, which gives the structure, dtypes and sharding. Objects with a
+                state of their own are set in place.
+            step: The step to go back to. None selects the newest checkpoint; if that is damaged,
+                older ones are tried, and each skipped one is logged and listed in `last_restore`.
+            only: Path prefixes; only these are restored, the rest of `state` is returned as given.
+            partial: Path prefixes where `state` may differ from the checkpoint, as for `restore`.
+            cast: Convert arrays to the dtypes of `state`, as for `restore`.
+
+        Returns:
+            (step + 1, the state saved at `step`), with the structure and sharding of `state`; or
+            (0, `state`) if the run has no checkpoint.
+
+        Raises:
+            StructureMismatchError: `state` differs from the saved state. The message lists all
+                differences.
+            UnsupportedLeafError: The run has no checkpoint, and a leaf of `state` cannot be saved.
+            CheckpointDamagedError: None of the checkpoints can be read, or that of `step` cannot.
+            StepNotFoundError, StepUncommittedError: There is no checkpoint of `step`.
+            ProcessLostError: Another process has ended.
+
+        After an error the run's position is unchanged.
+        """
+        self._lifetime.check_call("resume")
+        request = arguments.check_request(state, only, partial, cast)
+        number = None if step is None else arguments.check_step(step)
+        with self._patience.of("resume"):
+            restored = self._restorer.read(number, request)
+            if restored is None:
+                self._restorer.start_again()
+            else:
+                self._restorer.go_on_from(restored)
+        if restored is not None:
+            self.last_restore, state = restored.report, restored.state
+            self._show(f"resumed from {terminal.restore_text(restored.report)}")
+        self._steps.await_first()
+        # Raise for a leaf that cannot be saved now, rather than when the first save is due.
+        layout = self._planner.layout(self._framework.outline(state))
+        self._saver.expect(layout.size_bytes, self._planner.copies)
+        return (0 if restored is None else restored.id.step + 1), state
+
+    def restore(
+        self,
+        step: int | None = None,
+        *,
+        like: Any = None,
+        only: str | Sequence[str] | None = None,
+        partial: str | Sequence[str] | None = None,
+        cast: bool = False,
+    ) -> Any:
+        """Read the state of `step`, or of the newest checkpoint that can be restored.
+
+        All processes of the job must call it. The call only reads: the run's position is unchanged,
+        and later saves continue as before. To go back to a step, call `resume(state, step=step)`.
+
+        Args:
+            step: The step to read. None selects the newest checkpoint; if that is damaged, older
+                ones are tried, and each skipped one is logged and listed in `last_restore`.
+            like: Arrays, ShapeDtypeStructs and values that give the structure and sharding, and for
+                NumPy arrays the byte order. Objects with a state of their own are set in place.
+                None reads nested dicts of NumPy arrays.
+            only: Path prefixes (`params`, `opt/0/mu`): only these arrays and values are read.
+                Leaves of `like` elsewhere are returned as given.
+            partial: Path prefixes where leaves of `like` that the checkpoint lacks, or has in
+                another shape, are returned as given, and leaves that `like` lacks are ignored,
+                objects with a state among them.
+            cast: Convert arrays to the dtypes of `like`: floating-point to floating-point, integer
+                to integer.
+
+        Returns:
+            The state, with the structure and sharding of `like`.
+
+        Raises:
+            StepNotFoundError: There is no checkpoint of `step`, or the run has no checkpoint.
+            StepUncommittedError: The checkpoint of `step` was never committed.
+            CheckpointDamagedError: None of the checkpoints can be read, or that of `step` cannot.
+            StructureMismatchError: `like` differs from the saved state, or holds objects whose
+                states were saved by a different number of processes; see `process_values`.
+            ProcessLostError: Another process has ended.
+        """
+        self._lifetime.check_call("restore")
+        request = arguments.check_request(like, only, partial, cast)
+        number = None if step is None else arguments.check_step(step)
+        with self._patience.of("restore"):
+            restored = self._restorer.read(number, request)
+        if restored is None:
+            arguments.raise_nothing_saved(self._run.location)
+        self.last_restore = restored.report
+        self._show(f"read {terminal.restore_text(restored.report)}")
+        self._restorer.note_read(restored)
+        return restored.state
+
+    def latest_step(self) -> int | None:
+        """Return the newest step that can be restored now from any tier; None if there is none.
+
+        Only checkpoints of the current timeline count, not those of abandoned branches.
+        """
+        self._lifetime.check_call("latest_step")
+        newest = find_newest_sound(self._look_at_newest) or find_newest_sound(self._look)
+        return newest.step if newest else None
+
+    def all_steps(self) -> list[int]:
+        """Return all steps that can be restored now from any tier, ascending.
+
+        Only checkpoints of the current timeline count, not those of abandoned branches.
+        """
+        self._lifetime.check_call("all_steps")
+        return [checkpoint.step for checkpoint in find_sound(self._look)]
+
+    def reached_preemption(self, step: int) -> bool:
+        """Return whether a preemption was announced and its checkpoint is of `step` or earlier.
+
+        Call it after each `save`, and leave the training loop if it returns True. All ranks return
+        True at the same step. The call is also allowed after `close`.
+
+        Args:
+            step: The step last passed to `save`.
+
+        Raises:
+            InvalidArgumentError: A preemption was announced, and the step is invalid.
+        """
+        self._steps.has_asked_preemption = True
+        preempted_at = self._steps.preempted_at
+        return preempted_at is not None and arguments.check_step(step) >= preempted_at
+
+    def waiting(self, reason: str = "data") -> AbstractContextManager[None]:
+        """Report the duration of the block as a wait of the training, for `holdfast report`.
+
+        ```python
+        with manager.waiting("data"):
+            batch = next(batches)
+        ```
+
+        Entering and leaving writes to shared memory only. Of nested blocks the outermost counts.
+        Each block takes a call of its own.
+
+        Args:
+            reason: What the training waits for: `data`, `evaluation` or `other`.
+
+        Raises:
+            InvalidArgumentError: The reason is none of these.
+        """
+        self._lifetime.check_call("waiting")
+        return self._wait.of(reason)
+
+    def metrics(self) -> dict[str, float]:
+        """Return what this host's agent has counted, as numbers by name, for a logger.
+
+        ```python
+        if step % 100 == 0:
+            wandb.log(manager.metrics(), step=step)
+        ```
+
+        Names are those of docs/metrics.md with slashes: `holdfast/checkpoint_age_seconds/durable`.
+        The call asks the agent, which takes about a millisecond: it is not for every short step.
+
+        Raises:
+            AgentUnavailableError: No agent can be reached.
+            InvalidArgumentError: The manager is closed, or another thread uses it.
+        """
+        self._lifetime.check_call("metrics")
+        return flat(self._session.call("metrics", protocol.Empty(), AgentMetrics))
+
+    def wait_until_finished(
+        self, timeout_secs: float | None = None, *, remote: bool = False
+    ) -> None:
+        """Wait until all accepted saves have ended and the preservation policy is applied.
+
+        A save for the durable tier ends when it is durable; a save for RAM alone ends when the
+        other hosts have confirmed it. Preservation is awaited for at most 10 seconds more.
+
+        Args:
+            timeout_secs: The longest wait in seconds. None waits without a limit, or for 5 s after
+                a preemption for which the hosts did not agree on a step.
+            remote: Wait also until the remote tier has the newest durable checkpoint, whatever its
+                policy says. For programs whose agent ends with them, as in a container.
+
+        Raises:
+            SaveFailedError: Saves failed, were dropped or are not confirmed, or no agent answers.
+            WaitTimeoutError: The timeout has passed. Saving continues.
+            WaitInterruptedError: A preemption signal arrived during the call. Saving continues.
+            InvalidArgumentError: The timeout is invalid.
+        """
+        self._lifetime.check_call("wait_until_finished")
+        checked_secs = arguments.check_timeout(timeout_secs)
+        if checked_secs is None:
+            checked_secs = self._patience.limit_secs(None)
+        if remote and self._run.remote is None:
+            arguments.raise_no_remote()
+        began_secs = self._clock.monotonic()
+        with self._patience.of("wait_until_finished"):
+            self._progress.wait_until_finished(checked_secs)
+            if remote:
+                if checked_secs is not None:
+                    checked_secs -= min(self._clock.monotonic() - began_secs, checked_secs)
+                wait_for_newest(self._session, self._run, checked_secs, self._clock)
+
+    def delete(self, step: int) -> None:
+        """Remove the checkpoint of `step` from every tier, on all hosts.
+
+        Raises:
+            StepNotFoundError, StepUncommittedError: There is no checkpoint of `step`.
+            StorageError: Some of its files may remain. It can no longer be restored.
+            WaitTimeoutError: Other hosts may keep it in memory until they are notified.
+        """
+        self._lifetime.check_call("delete")
+        found = self._look().find(arguments.check_step(step))
+        request = protocol.Delete(ids=(found,))
+        with self._patience.of("delete"):
+            self._session.call("delete", request, protocol.Empty)
+        self._progress.note_deleted(found)
+
+    def metadata(self, step: int) -> CheckpointMetadata:
+        """Return the metadata of the checkpoint of `step`, without reading its arrays.
+
+        Raises:
+            StepNotFoundError, StepUncommittedError: There is no checkpoint of `step`.
+            CheckpointDamagedError: Its records cannot be read.
+        """
+        self._lifetime.check_call("metadata")
+        number, view = arguments.check_step(step), self._look()
+        return metadata_of(view.sources(view.find(number)))
+
+    def process_values(self, step: int) -> dict[str, list[Any]]:
+        """Return the saved states of iterators and similar objects, of all processes that saved.
+
+        A job with a different number of processes restores a state without these objects, and then
+        divides their saved states among its processes. The call sets nothing and only reads.
+
+        Returns:
+            A list of states for each object's name (`data`, `loaders/train`): one for each process
+            that saved, in the order of their ranks.
+
+        Raises:
+            StepNotFoundError, StepUncommittedError: There is no checkpoint of `step`.
+            CheckpointDamagedError: Its records cannot be read.
+        """
+        self._lifetime.check_call("process_values")
+        number, view = arguments.check_step(step), self._look()
+        return process_values_of(view.sources(view.find(number)))
+
+    def close(self) -> None:
+        """Wait until all accepted saves are durable, then detach from the agent.
+
+        The call does not wait for a remote tier: the agent stays until that has the newest
+        checkpoint. See `wait_until_finished`.
+
+        Further calls do nothing. If the process is killed during the wait, the agent continues with
+        the parts that are sealed in RAM. A warning is logged if the last step passed to `save` was
+        not saved; see `finish`. If an exception such as a Ctrl-C interrupts the call, call it again
+        or open the run again. A `with` block that an exception leaves calls this too, logs its
+        errors, and does not wait for a host of which nothing is heard.
+
+        Raises:
+            SaveFailedError: A save failed that no earlier error has reported.
+            WaitTimeoutError: Saves are not durable after an hour, or after 5 s if the hosts did not
+                agree where to stop for a preemption.
+            WaitInterruptedError: A preemption signal arrived during the call.
+
+        After an error the manager is closed; the agent continues with what is sealed in RAM.
+        """
+        if self._lifetime.is_closed:
+            return
+        self._lifetime.check_call("close")
+        try:
+            with self._blocking("close"):
+                self._finisher.close(warns=self._ends_well)
+                is_first = self._processes.rank == 0
+                with progress_bar("closing", closing_state(self._progress), is_on=is_first):
+                    self._patience.await_end(is_after_error=not self._ends_well)
+        except HoldfastError:
+            self._release()
+            raise
+        self._release()
+
+    def _release(self) -> None:
+        self._lifetime.close(SAVER_SECS)
+        left = self._session.left
+        if left is not None and left.is_last:
+            text = terminal.staying_text(self._run.location, left)
+            if text is not None:
+                log.info("%s", text)
+
+    def _show(self, text: str) -> None:
+        """Log a line about the whole job: rank 0's terminal shows it."""
+        log.log(logging.INFO if self._processes.rank == 0 else logging.DEBUG, "%s", text)
+
+    # The internal steps of a save that may be due.
+
+    @contextlib.contextmanager
+    def _blocking(self, call: str, patience_secs: float = waits.PATIENCE_SECS) -> Iterator[None]:
+        """Publish the duration of the block as a time for which saves block the training.
+
+        Args:
+            call: The call whose waits are in the block, for messages.
+            patience_secs: How much longer they last after a signal.
+        """
+        self._asked_secs = self._clock.monotonic()
+        if not self._session.is_closed:
+            self._session.place.begin_blocked()
+        try:
+            with self._patience.of(call, patience_secs):
+                yield
+        finally:
+            # After an interrupted `close` the cells may be unmapped.
+            if not self._session.is_closed:
+                self._session.place.add_blocked(self._clock.monotonic() - self._asked_secs)
+
+    def _measure(self, meter: OverheadMeter) -> None:
+        saving = self._progress.saving(meter.reach)
+        cost_secs = meter.stepped(self._clock.monotonic(), saving)
+        if cost_secs is not None:
+            place = self._session.place
+            place.control.cells[place.cost_cell] = int(cost_secs * 1e9)
+
+    def _check_step(self, step: object, force: bool) -> int:
+        self._lifetime.check_call("save")
+        number = self._restorer.check_order(arguments.check_step(step), force=force)
+        if self._steps.take_first():
+            self._session.place.publish_first_step(number, self._clock.now())
+        return number
+
+    def _save_if_due(
+        self, step: int, state: object, metrics: Mapping[str, float] | None, force: bool
+    ) -> bool:
+        self._lifetime.check_call("save")
+        self._progress.raise_failure()
+        if step in self._steps.accepted and not force:
+            return True
+        self._steps.warn_unasked(step, self._clock.monotonic())
+        with self._progress.stopped_by(FencedError):
+            self._session.finish_branch()
+        place = self._session.place
+        if place.control.cells[ATTEMPT] != place.number:
+            with self._progress.stopped_by(FencedError):
+                place = self._session.renew()
+        due = self._steps.due(step, place.control.cells, self._is_stopping_alone(), force)
+        if not due.is_any:
+            return False
+        self._signals.is_announced |= due.is_preemption
+        waiting = self._progress.outstanding()
+        if due.may_wait and self._saver.should_wait(is_saving=waiting > 0):
+            self._steps.defer(due)
+            return False
+        is_behind = waiting >= protocol.pending_limit(self._planner.image_size_bytes)
+        if not due.must_save and (is_behind or not self._saver.has_room()):
+            if due.may_wait:
+                self._steps.defer(due)
+            elif not due.is_target:
+                self._steps.warn_skipped(step, waiting)
+            self._saver.skip(CheckpointId(step, place.attempt))
+            return False
+        checked = arguments.check_metrics(metrics)
+        self._metric_names.check(step, checked)
+        snapshot = self._framework.snapshot(state)
+        taking = Taking(
+            id=CheckpointId(step, place.attempt), time=self._clock.now(), metrics=checked
+        )
+        plan = self._planner.plan(snapshot, taking)
+        self._steps.note_taken(step, due, place.control.cells)
+        copies = self._planner.copies
+        self._saver.submit(
+            SaveRequest(
+                plan=plan,
+                snapshot=snapshot,
+                is_durable_due=due.durable,
+                is_by_step=due.is_by_step,
+                copies=copies,
+                asked_secs=self._asked_secs,
+            )
+        )
+        if due.is_preemption:
+            self._steps.preempted_at = step
+        if due.is_preemption and self._processes.count > 1 and self._is_stopping_alone():
+            self._steps.stop_alone(step, self._progress.newest_text())
+        elif due.is_preemption and self._processes.count > 1:
+            self._steps.await_confirmation(step, place.control.cells, self._clock)
+            if self._steps.preempted_at == step:
+                self._progress.require(taking.id)
+        if due.is_preemption and self._steps.preempted_at == step:
+            self._show(f"preempted: step {step} is being saved as the last one")
+        return True
+
+    def _is_stopping_alone(self) -> bool:
+        """Return whether a preemption was announced, and this process stops at its next step.
+
+        Several processes agree on a common step first, unless their hosts do not reach each other.
+        """
+        place = self._session.place
+        if not place.control.cells[place.notice_cell]:
+            return False
+        is_only = self._processes.count == 1
+        return is_only or self._steps.is_left_alone(place.control.cells, self._clock.monotonic())
+
+    def _look(self) -> View:
+        return self._job.load_view(self._session, self._clock)
+
+    def _look_at_newest(self) -> View:
+        return self._job.load_newest_view(self._session, self._clock)
+
+    def _on_notice(self, notice: protocol.Notice) -> None:
+        if self._own is not None:
+            self._own.on_notice(notice)
+        self._votes.on_notice(notice, self._run.group)
+        if notice.kind == "lost" or (notice.kind == "fenced" and notice.data == self._run.group):
+            self._progress.stop_saving(STOPPED_BY[notice.kind](notice.reason))
+        elif notice.kind == "warning":
+            log.warning("agent: %s", notice.reason)
+        elif notice.kind == "information":
+            self._show(f"agent: {notice.reason}")
+        elif notice.kind == "unknown" and notice.id is not None:
+            report_unknown(self._session, self._progress, notice.id)
+        else:
+            self._progress.notice(notice)
+            if notice.id is not None:
+                self._saver.get_ready()
+
+    def _on_new_agent(self) -> None:
+        """Report all sealed saves that have not ended to a new agent."""
+        self._progress.forget_preservation()
+        report_all(self._session, self._progress)
+
+    def _on_stop_signal(self) -> None:
+        # The memory is released where the manager was abandoned in the middle of its end. No agent
+        # reads it then, and an error would end the training loop. Before the manager has joined the
+        # agent, the signal is kept until it has.
+        with contextlib.suppress(ValueError, AttributeError):
+            self._session.place.control.cells[self._session.place.notice_cell] = 1
+
+    def _start_user_policies(self) -> UserPolicyThread | None:
+        policies = user_policies(self._options, self._processes.rank)
+        if not policies.is_any:
+            return None
+        if policies.asks_to_save:
+            policies.history.extend(history(self._look()))
+        return UserPolicyThread(
+            policies,
+            self._session,
+            self._clock,
+            lambda: self._steps.last,
+            lambda: (self._progress.outstanding() > 0, self._is_stopping_alone()),
+            self._progress.report_error,
+        )

@@ -1,0 +1,250 @@
+"""Register the open managers of this process, and close each of them.
+
+Invariants:
+- A process has one open manager for each directory: opening the run again replaces the earlier one,
+  even if that was dropped without `close`, or its `close` was interrupted.
+- Nothing of a manager is active in a forked child: no signal handler, thread or exit hook; the
+  child holds no slot, lock or socket of the manager.
+- Every step of closing may be repeated, so that an interrupted `close` can be finished.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import logging
+import os
+import signal
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from holdfast import waits
+from holdfast.errors import FencedError, HoldfastError, InvalidArgumentError, WaitInterruptedError
+from holdfast.store.location import RunLocation
+from holdfast.trainer.opening.agent_session import AgentSession
+from holdfast.trainer.opening.job_context import JobContext
+from holdfast.trainer.process.forks import release_inherited
+from holdfast.trainer.process.preemption import PreemptionSignals
+from holdfast.trainer.save.progress import Progress
+from holdfast.trainer.save.saver import Saver
+from holdfast.trainer.save.user_policies import UserPolicyThread
+
+EXIT_SECS = 60.0
+"""How long the process's exit waits until accepted saves are sealed."""
+REPLACE_SECS = 30.0
+"""How long a replaced manager may take to seal its accepted saves, and then to close."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, kw_only=True)
+class HeldResources:
+    """What a manager holds, in the order of acquisition; None: not acquired yet."""
+
+    job: JobContext
+    progress: Progress
+    session: AgentSession
+    saver: Saver | None = None
+    signals: PreemptionSignals | None = None
+    own: UserPolicyThread | None = None
+
+    def release(self, saver_secs: float) -> None:
+        """Detach from the agent and end all threads; saves that are not sealed are abandoned.
+
+        Args:
+            saver_secs: How long to wait for the saver's thread.
+        """
+        if self.saver is not None:
+            self.saver.close(saver_secs)
+        if self.signals is not None:
+            self.signals.close()
+        if self.own is not None:
+            self.own.close()
+        self.session.close()
+        self.job.close()
+
+
+class Calls:
+    """Which calls of one manager are allowed: none after its end, and those of one thread only.
+
+    A manager has no lock around its calls, so that a step that is not due costs nothing. The thread
+    that calls first is the training thread; another thread may call once that one has ended. A call
+    is checked only where it does more than read cells of the control block.
+
+    Args:
+        run: The run's path or URL, for messages.
+    """
+
+    def __init__(self, run: str) -> None:
+        self._run = run
+        self._thread: threading.Thread | None = None
+        self.is_closed = False
+        self.error: HoldfastError | None = None
+        """Why no call is allowed any more; its text is that of each refusal."""
+
+    def check_call(self, name: str) -> None:
+        """Check that the call `name` may be made now, on this thread.
+
+        Raises:
+            FencedError: The run was opened again in this process.
+            InvalidArgumentError: This process was forked from the manager's, the manager is closed,
+                or is used by another live thread.
+        """
+        if self.error is not None:
+            raise type(self.error)(f"{name}: {self.error}")
+        if self.is_closed:
+            raise InvalidArgumentError(
+                f"{name}: the manager of {self._run} is closed; create another one"
+            )
+        current, owner = threading.current_thread(), self._thread
+        if owner is not None and owner is not current and owner.is_alive():
+            raise InvalidArgumentError(
+                f"{name}: called on thread {current.name!r}, but the manager of {self._run} "
+                f"is used by thread {owner.name!r}; call all its methods on one thread"
+            )
+        self._thread = current
+
+
+class Lifetime:
+    """The open state of one manager. Each call of the manager calls `check_call` first.
+
+    Args:
+        run: The run's path or URL.
+        held: What the manager holds, to be released.
+        on_end: Called when the manager can no longer be used.
+    """
+
+    def __init__(self, run: str, held: HeldResources, on_end: Callable[[], None]) -> None:
+        self._run = run
+        self._held = held
+        self._on_end = on_end
+        self.is_inherited = False
+        """Whether this is a forked child of the process that opened the manager."""
+        self._calls = Calls(run)
+        self.check_call = self._calls.check_call
+        # A manager that is never closed still seals its accepted saves. The hook is registered
+        # after those of the framework, so it runs before that shuts down its devices.
+        self._at_exit = weakref.finalize(self, _seal_all, held.progress)
+        atexit.register(self._at_exit)
+        _open[_key(run)] = self
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether `close` has completed."""
+        return self._calls.is_closed
+
+    def close(self, saver_secs: float) -> None:
+        """Release everything the manager holds. After an exception the next call continues."""
+        self._held.release(saver_secs)
+        self._detach()
+        self._on_end()
+        self._calls.is_closed = True
+
+    @contextlib.contextmanager
+    def closed_on_error(self) -> Iterator[None]:
+        """Close the manager if the block, which finishes its construction, raises."""
+        with contextlib.ExitStack() as on_error:
+            on_error.callback(self.close, REPLACE_SECS)
+            yield
+            on_error.pop_all()
+
+    def replace(self) -> None:
+        """Close a manager whose run is opened again; its sealed parts stay and become durable."""
+        if self.is_closed:
+            return
+        log.warning(
+            "the run %s is opened again in this process: closing its earlier manager",
+            self._run,
+        )
+        self._calls.error = error = FencedError(
+            f"the run {self._run} was opened again in this process, "
+            "which began a new attempt; use the newer manager"
+        )
+        self._on_end()
+        progress = self._held.progress
+        progress.wait(lambda sealed, finished: sealed, REPLACE_SECS)
+        progress.stop_saving(error)
+        self.close(REPLACE_SECS)
+
+    def signals(self) -> tuple[signal.Signals, ...]:
+        """Return the signals that the manager handles."""
+        found = self._held.signals
+        return () if found is None or self.is_closed else found.handled
+
+    def forked(self) -> None:
+        """Release, in a forked child, what it inherited; the parent's manager is unaffected."""
+        self.is_inherited = True
+        self._calls.error = InvalidArgumentError(
+            f"the manager of {self._run}: this process was forked from process "
+            f"{os.getppid()}, to which the manager belongs; save and restore there"
+        )
+        self._detach()
+        self._on_end()
+        held = self._held
+        if held.signals is not None:
+            held.signals.close()
+        folder = Path(os.path.realpath(held.session.place.folder))
+        release_inherited(folder, held.session.sockets())
+
+    def _detach(self) -> None:
+        self._at_exit.detach()
+        atexit.unregister(self._at_exit)
+
+
+def _key(run: str) -> str:
+    """Return what is equal for two names of one run."""
+    return run if RunLocation(run).is_url else os.path.realpath(run)
+
+
+def replace_open(directory: object) -> None:
+    """Close the manager of the run at `directory` that is open in this process, if there is one."""
+    # An invalid place has no manager; opening the run reports it.
+    with contextlib.suppress(InvalidArgumentError):
+        found = _open.get(_key(RunLocation.parse(directory).text))
+        if found is not None:
+            found.replace()
+
+
+_open: weakref.WeakValueDictionary[str, Lifetime] = weakref.WeakValueDictionary()
+
+
+def _seal_all(progress: Progress) -> None:
+    try:
+        with waits.ended_by_signals("exit", lambda: "not all accepted saves are sealed"):
+            progress.wait(lambda sealed, finished: sealed, EXIT_SECS)
+    except WaitInterruptedError as error:
+        log.warning("%s", error)
+
+
+_forking = threading.local()
+"""`mask`: the signals that the forking thread had blocked. The child inherits its values."""
+
+
+def _before_fork() -> None:
+    # A signal that arrives before the child has restored its handlers stays pending. Otherwise it
+    # would run the trainer's handler, or be lost while that is replaced.
+    signals = {number for lifetime in list(_open.values()) for number in lifetime.signals()}
+    _forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+
+
+def _after_fork_in_parent() -> None:
+    signal.pthread_sigmask(signal.SIG_SETMASK, _forking.mask)
+
+
+def _after_fork_in_child() -> None:
+    for lifetime in list(_open.values()):
+        if not lifetime.is_closed:
+            lifetime.forked()
+    # The parent's managers are not the child's to close, where it opens one of their runs.
+    _open.clear()
+    signal.pthread_sigmask(signal.SIG_SETMASK, _forking.mask)
+
+
+os.register_at_fork(
+    before=_before_fork,
+    after_in_parent=_after_fork_in_parent,
+    after_in_child=_after_fork_in_child,
+)

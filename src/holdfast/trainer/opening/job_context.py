@@ -1,0 +1,389 @@
+"""Find the hosts of a job and the addresses of their agents, and join this host's agent.
+
+The processes exchange this through the framework's key-value service. In a job of one host no agent
+serves other hosts, and no other host is contacted.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from holdfast import waits
+from holdfast.adapt.contract import Processes
+from holdfast.clock import Clock
+from holdfast.engine.lifecycle.catalog import Listing, list_folder
+from holdfast.engine.reading.exchange import ExchangePlace
+from holdfast.engine.reading.view import RamTiers, View, newest_view_of, view_of
+from holdfast.errors import AgentUnavailableError, HoldfastError
+from holdfast.format.names import NO_ATTEMPT, AttemptId, CheckpointId
+from holdfast.host.agent_directory import host_name
+from holdfast.host.client import AgentClient, AgentGoneError
+from holdfast.host.config import AgentConfig
+from holdfast.host.launch import (
+    LEAVING_POLL_SECS,
+    START_SECS,
+    AgentStart,
+    begin_start,
+    ensure_agent,
+)
+from holdfast.host.protocol import AgentStatus, Attach, Empty, Notice, PeerAddresses
+from holdfast.peers.address import PeerAddress, parsed_addresses
+from holdfast.peers.config import PeerConfig, read_token
+from holdfast.store.contract import ReadableStore
+from holdfast.store.durable import DurableStore
+from holdfast.store.location import RunLocation, open_durable
+from holdfast.trainer.opening.agent_session import AgentSession
+from holdfast.trainer.opening.opening import OpenRun
+from holdfast.trainer.opening.peer_token import share_token
+from holdfast.trainer.opening.ram_tier import check_foreign_ram
+from holdfast.trainer.opening.rendezvous import Rendezvous
+from holdfast.trainer.opening.topology import JobHosts, meet, place_of
+from holdfast.trainer.options import Options
+from holdfast.trainer.planning import NO_REPLICAS, Replicas
+
+if TYPE_CHECKING:
+    from holdfast.peers.store import PeerStore
+
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class PresentAttempt:
+    """The present attempt, which is set after the process has joined."""
+
+    id: AttemptId = NO_ATTEMPT
+
+
+class JobPeers:
+    """The RAM of the job's other hosts, the nearest first. Owned by the training thread."""
+
+    def __init__(
+        self, addresses: Mapping[str, PeerAddress], store_at: Callable[[PeerAddress], PeerStore]
+    ) -> None:
+        self._addresses = dict(addresses)
+        self._store_at = store_at
+        self._stores = {host: store_at(address) for host, address in addresses.items()}
+
+    def by_host(self) -> dict[str, PeerStore]:
+        """Return each host's RAM store by the host's name."""
+        return dict(self._stores)
+
+    def ram_stores(self) -> list[PeerStore]:
+        """Return each host's RAM store, at the newest address known."""
+        return list(self._stores.values())
+
+    def update_addresses(self, addresses: Mapping[str, PeerAddress]) -> bool:
+        """Adopt newer addresses of the job's hosts and return whether any was newer."""
+        has_changed = False
+        for host, address in addresses.items():
+            known = self._addresses.get(host)
+            if known is not None and address.since > known.since:
+                self._stores[host].close()
+                self._addresses[host], self._stores[host] = address, self._store_at(address)
+                has_changed = True
+        return has_changed
+
+    def close(self) -> None:
+        """Close the connections to other hosts."""
+        for store in self._stores.values():
+            store.close()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobContext:
+    """What one process needs to join its host's agent and to read from the other hosts.
+
+    Attributes:
+        config: The agent of this host.
+        attach: The request to join it.
+        attempt: The newest attempt known here; set once the process has joined.
+        replicas: The failure domains, from which replicas are planned.
+        peers: The RAM of the other hosts.
+        durable: The durable tier, for reading.
+        remote: The remote tier, for reading; None if the run has none.
+        hosts: The host of each rank.
+    """
+
+    config: AgentConfig
+    attach: Attach
+    attempt: PresentAttempt
+    replicas: Replicas
+    peers: JobPeers
+    durable: DurableStore
+    remote: DurableStore | None = None
+    hosts: tuple[str, ...] = ()
+
+    @property
+    def reads_together(self) -> bool:
+        """Whether several ranks may read from a bucket, and so divide what they read."""
+        is_remote = self.durable.is_remote or (self.remote is not None and self.remote.is_remote)
+        return len(self.hosts) > 1 and is_remote
+
+    def exchange_place(
+        self, session: AgentSession, rank: int, is_lost: Callable[[], bool]
+    ) -> ExchangePlace | None:
+        """Return where a rank passes on what it has read; None without a RAM tier."""
+        ram_folder = session.place.ram_folder
+        if ram_folder is None:
+            return None
+        return ExchangePlace(
+            rank=rank,
+            ram_folder=ram_folder,
+            hosts=self.hosts,
+            peers=self.peers.by_host(),
+            is_lost=is_lost,
+        )
+
+    def begin_agent(self) -> AgentStart:
+        """Start this host's agent where there is none, and do not wait for it; `join` does."""
+        return begin_start(self.config)
+
+    def join(
+        self,
+        start: AgentStart,
+        clock: Clock,
+        on_notice: Callable[[Notice], None],
+        on_return: Callable[[], None],
+    ) -> AgentSession:
+        """Join this host's agent, which `begin_agent` has found or started.
+
+        Raises:
+            AgentUnavailableError: No agent can be started or joined.
+            HoldfastError: The agent refuses this process.
+        """
+        return AgentSession(
+            self.config, self.attach, clock, on_notice, on_return, self.durable.home, start
+        )
+
+    def load_view(self, session: AgentSession, clock: Clock) -> View:
+        """List what can be read now in this host's RAM, other hosts' RAM and the durable tiers."""
+        return self._view(session, clock, view_of)
+
+    def load_newest_view(self, session: AgentSession, clock: Clock) -> View:
+        """List the newest checkpoints that can be read now, with few requests.
+
+        Until this process has saved, the durable tier is listed by the agent, once for all ranks of
+        this host; the remote tier is listed by each rank. If one of these checkpoints cannot be
+        read, `load_view` lists what is there then.
+        """
+        shared = session.newest_listing()
+        newest_view = functools.partial(newest_view_of, newest=shared, remote=self.remote)
+        return self._view(session, clock, newest_view)
+
+    def load_view_here(self, session: AgentSession, clock: Clock) -> View:
+        """List what this host's RAM and the run's directory or bucket have."""
+        tiers = RamTiers(session.place.ram_folder, (), clock)
+        return view_of([*tiers.stores(), self.durable], self.durable)
+
+    def list_ram(self, session: AgentSession, clock: Clock, checkpoint: CheckpointId) -> Listing:
+        """List what this host's RAM has of a checkpoint."""
+        stores = RamTiers(session.place.ram_folder, (), clock).stores()
+        return list_folder(stores[0], checkpoint) if stores else Listing()
+
+    def _view(
+        self,
+        session: AgentSession,
+        clock: Clock,
+        view_of_stores: Callable[[list[ReadableStore], DurableStore], View],
+    ) -> View:
+        self.attempt.id = session.place.attempt
+        view = view_of_stores(self._stores(session, clock), self.durable)
+        if view.unlisted and self.peers.update_addresses(_addresses(session)):
+            # A restarted agent serves at another address than when the job began.
+            view = view_of_stores(self._stores(session, clock), self.durable)
+        return view
+
+    def _stores(self, session: AgentSession, clock: Clock) -> list[ReadableStore]:
+        tiers = RamTiers(session.place.ram_folder, self.peers.ram_stores(), clock)
+        remote = [self.remote] if self.remote is not None else []
+        return [*tiers.stores(), self.durable, *remote]
+
+    def close(self) -> None:
+        """Close the connections to other hosts, and release the run's directory."""
+        self.peers.close()
+        self.durable.home.release()
+
+
+def find_job(
+    run: OpenRun, options: Options, rendezvous: Rendezvous, processes: Processes, clock: Clock
+) -> JobContext:
+    """Find the job's hosts, and start this host's agent if there are several.
+
+    Raises:
+        InvalidArgumentError: Two ranks of one host contradict each other.
+        AgentUnavailableError: An agent does not start, or serves no other hosts; or RAM here is
+            that of another place of the run.
+        StorageError: The run's token cannot be written.
+        ProcessLostError: Another process did not join in time.
+    """
+    with rendezvous.propagating_errors("look at this host's RAM"):
+        check_foreign_ram(run.run_id, run.durable, clock)
+    hosts = meet(rendezvous, place_of(processes, options.ram, None))
+    attempt = PresentAttempt()
+    config = _config(run, options, None)
+    peers = JobPeers({}, _nowhere)
+    if hosts.count > 1:
+        token_file = share_token(run.location, run.run_id, rendezvous, clock)
+        with rendezvous.propagating_errors("meet the hosts"):
+            config = _config(run, options, _peer_config(options, token_file))
+            address = _start(config, clock)
+        hosts = meet(rendezvous, place_of(processes, options.ram, address))
+        peers = _job_peers(run, config, hosts, attempt, clock)
+    attach = _attach(run, options, processes, hosts)
+    replicas = Replicas(hosts.domains(), attach.copies) if hosts.count > 1 else NO_REPLICAS
+    return JobContext(
+        config=config,
+        attach=attach,
+        attempt=attempt,
+        replicas=replicas,
+        peers=peers,
+        # Several processes here share the page cache: what one has read, the others read from it.
+        durable=open_durable(
+            run.durable.home, clock, reads_directly=hosts.count_ranks(host_name()) == 1
+        ),
+        remote=run.remote,
+        hosts=hosts.host_of_each(),
+    )
+
+
+def _peer_config(options: Options, token_file: str) -> PeerConfig:
+    ram = options.ram
+    if ram is None:
+        return PeerConfig(token_file=token_file)
+    return PeerConfig(
+        token_file=token_file, address=ram.serving_address, port=ram.port, tls=ram.tls
+    )
+
+
+def _config(run: OpenRun, options: Options, peers: PeerConfig | None) -> AgentConfig:
+    """Return the configuration of this host's agent; its folder is chosen when it starts."""
+    # Raises if the directory was removed, and follows one that was moved.
+    run.durable.home.current_folder()
+    return AgentConfig(
+        run=run.durable.home.location_text,
+        run_id=run.run_id,
+        host=host_name(),
+        folder="",
+        linger_secs=_linger_secs(options),
+        peers=peers,
+    )
+
+
+def _start(config: AgentConfig, clock: Clock) -> str:
+    """Start this host's agent if none runs, and return its address for other hosts.
+
+    The agent stays until this process attaches: the other hosts will use this address.
+    """
+    status = _await_agent(config, clock)
+    if status.peer_address is None:
+        raise AgentUnavailableError(
+            f"join the agent of {config.run} on host {config.host}: expected an agent that serves "
+            "other hosts, because this job has several; found one that serves none. It may have "
+            "been started by a job of one host: stop it (`holdfast stop`), or see its log"
+        )
+    return status.peer_address
+
+
+def _await_agent(config: AgentConfig, clock: Clock) -> AgentStatus:
+    """Return the status of this host's agent, which stays until this process attaches."""
+    until_secs, reason = clock.monotonic() + START_SECS, "it leaves"
+    while clock.monotonic() < until_secs:
+        folder, _ = ensure_agent(config, clock)
+        client = AgentClient(folder)
+        try:
+            status = client.call("expect", Empty(), AgentStatus)
+            if status.leaves_in_secs != 0.0:
+                return status
+        except (AgentGoneError, FileNotFoundError) as error:
+            reason = str(error)
+        finally:
+            client.close()
+        waits.sleep(clock, LEAVING_POLL_SECS)
+    raise AgentUnavailableError(
+        f"join the agent of {config.run} on host {config.host}: none stayed within "
+        f"{START_SECS:.0f} s ({reason}); see {RunLocation(config.run).agent_log(config.host)}"
+    )
+
+
+def _attach(run: OpenRun, options: Options, processes: Processes, hosts: JobHosts) -> Attach:
+    """Return the request of a process that joins its agent for the first time."""
+    ram, own = options.ram, host_name()
+    addresses = {host.name: host.peer_address for host in hosts.hosts if host.name != own}
+    return Attach(
+        group=run.group,
+        rank=processes.rank,
+        count=processes.count,
+        attempt=None,
+        takeover=options.takeover,
+        durable=options.durable_policies,
+        ram=options.ram_policies,
+        remote=options.remote_request,
+        ram_limit_bytes=ram.limit_bytes if ram is not None else None,
+        linger_secs=_linger_secs(options),
+        leader=hosts.leader,
+        host_count=hosts.count,
+        addresses={host: address for host, address in addresses.items() if address is not None},
+        domain=next(host.domain for host in hosts.hosts if host.name == own),
+        copies=ram.copies if ram is not None else 1,
+        metrics=options.metrics,
+    )
+
+
+def _job_peers(
+    run: OpenRun, config: AgentConfig, hosts: JobHosts, attempt: PresentAttempt, clock: Clock
+) -> JobPeers:
+    """Return the other hosts' RAM: hosts of this host's failure domain first, then the others.
+
+    Within each group a host starts with the names that sort after its own, so that not all hosts
+    contact the same one first.
+    """
+    # Only a job of several hosts needs an HTTP client.
+    from holdfast.peers.client import PeerAccess
+    from holdfast.peers.store import PeerStore
+
+    assert config.peers is not None
+    tls, token = config.peers.tls, read_token(config.peers.token_file)
+    (own,) = (host for host in hosts.hosts if host.name == config.host)
+    others = [host for host in hosts.hosts if host is not own]
+    others.sort(key=lambda host: (host.domain != own.domain, host.name < own.name, host.name))
+
+    def store_at(address: PeerAddress) -> PeerStore:
+        access = PeerAccess(
+            address=address,
+            run_id=run.run_id,
+            token=token,
+            tls=tls,
+            attempt=lambda: attempt.id,
+        )
+        return PeerStore(access, clock)
+
+    known = {host.name: host.peer_address for host in others if host.peer_address is not None}
+    return JobPeers(parsed_addresses(known), store_at)
+
+
+def _nowhere(address: PeerAddress) -> PeerStore:
+    raise AssertionError(f"a job of one host has no peer at {address}")
+
+
+def _addresses(session: AgentSession) -> dict[str, PeerAddress]:
+    """Return the addresses of other hosts that this host's agent knows; none if it fails."""
+    try:
+        return parsed_addresses(session.call("peers", Empty(), PeerAddresses).addresses)
+    except HoldfastError as error:
+        log.warning(
+            "the addresses of the other hosts are unknown, the agent's call failed: %s", error
+        )
+        return {}
+
+
+def _linger_secs(options: Options) -> float:
+    """Return how long the agent outlives its trainers, in seconds.
+
+    Without a RAM tier it holds nothing for the next attempt, so it ends at once.
+    """
+    return options.ram.linger_secs if options.ram is not None else 0.0

@@ -1,0 +1,505 @@
+"""Open a run: create or check its directory, and check that all ranks have opened the same run."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from msgspec import structs
+
+from holdfast.clock import Clock
+from holdfast.coordination.settings import LEASE_SECS
+from holdfast.engine.lifecycle.attempts import newest_number, read_attempts
+from holdfast.engine.lifecycle.identity import Finding, find, settle
+from holdfast.engine.lifecycle.leases import Leases
+from holdfast.engine.lifecycle.newest import newest_committed
+from holdfast.engine.lifecycle.run import (
+    create_run,
+    mend_run,
+    note_remote,
+    noted_remote,
+    read_run,
+    read_run_record,
+)
+from holdfast.engine.tiers.shared_attempts import check_common, share_attempts
+from holdfast.errors import (
+    InvalidArgumentError,
+    NotARunError,
+    ObjectNotFoundError,
+    RunBusyError,
+    StorageError,
+    StorageRefusedError,
+    translated,
+)
+from holdfast.format.json_codec import decode
+from holdfast.format.names import RUN_FILE, CheckpointId
+from holdfast.format.part_layout import REMOTE
+from holdfast.format.records import RunRecord
+from holdfast.format.sealed import seal
+from holdfast.format.timeline import on_timeline
+from holdfast.store.bucket import BucketStore
+from holdfast.store.durable import DurableStore
+from holdfast.store.file_system import LOCAL
+from holdfast.store.free_names import UNFINISHED
+from holdfast.store.location import RunLocation, open_durable
+from holdfast.store.object_folder import make_folder
+from holdfast.trainer.opening.moved_runs import claim_ram, find_with_ram
+from holdfast.trainer.opening.rendezvous import Rendezvous, json_text
+from holdfast.trainer.opening.shared_root import Sighting, check_shared, look_for
+
+log = logging.getLogger(__name__)
+
+OUTER_MAX = 8
+"""How many prefixes above a new run are looked at for another run."""
+OPEN_SECS = 600.0
+"""How long the processes wait for each other, since some may start later than others."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenRun:
+    """An open run. `group` is the random token that the processes of this start share.
+
+    `remote` is its remote tier; None if it has none.
+    """
+
+    location: RunLocation
+    run_id: str
+    group: str
+    durable: DurableStore
+    remote: DurableStore | None = None
+
+
+def open_run(
+    place: object,
+    rendezvous: Rendezvous,
+    clock: Clock,
+    remote_place: str | None = None,
+    *,
+    takeover: bool = False,
+) -> OpenRun:
+    """Open the run at `place` on all processes; rank 0 creates it if it is missing.
+
+    Args:
+        place: The path or the URL.
+        rendezvous: The processes.
+        clock: The time.
+        remote_place: The path or URL of its remote tier; None: it has none.
+        takeover: Use a remote tier also while another attempt is live there, and take a directory
+            for the run where it cannot be decided whether it was moved or copied.
+
+    Returns:
+        The open run; `run_id` and `group` are the same on all processes.
+
+    Raises:
+        NotARunError, NewerFormatError, StorageError: The directory of some process, or the remote
+            tier. All processes raise the error, which names it. Nothing was changed, except that
+            rank 0 may have created a run that other hosts do not see.
+        RunBusyError: Another attempt is live on the remote tier; or RAM of this host may belong to
+            this directory, or to another one.
+        InvalidArgumentError: As `RunLocation.parse`, and as `Rendezvous.decide`.
+        ProcessLostError: As `Rendezvous.decide`.
+    """
+    with rendezvous.propagating_errors("open the run"):
+        location = RunLocation.parse(place)
+        durable = open_durable(location.text, clock)
+        location.make_folder()
+        remote = _open_remote(remote_place, location, clock)
+
+    def opened(remote_places: list[str]) -> str:
+        _check_alike(location, remote_places)
+        if remote is None:
+            run_id = _open_or_create(durable, clock, takeover=takeover)
+        else:
+            run_id = _open_both(durable, remote, clock, takeover=takeover)
+            note_remote(durable, remote.home.location_text)
+        return f"{run_id} {clock.new_token()}"
+
+    answer = rendezvous.decide("open the run", remote_place or "", opened, OPEN_SECS)
+    run_id, _, group = answer.partition(" ")
+    if rendezvous.count > 1:
+        _find_on_all_hosts(run_id, durable, rendezvous, clock)
+    return OpenRun(location=location, run_id=run_id, group=group, durable=durable, remote=remote)
+
+
+def _check_alike(location: RunLocation, remote_places: list[str]) -> None:
+    """Check that all processes have given the same remote tier."""
+    first = remote_places[0]
+    rank = next((r for r, place in enumerate(remote_places) if place != first), None)
+    if rank is not None:
+        raise InvalidArgumentError(
+            f"open {location}: expected the same remote tier in all processes, found "
+            f"{first or 'none'} in rank 0 and {remote_places[rank] or 'none'} in rank {rank}"
+        )
+
+
+def _open_remote(place: str | None, location: RunLocation, clock: Clock) -> DurableStore | None:
+    """Return the store of the remote tier; nothing is read or written yet."""
+    if place is None:
+        return None
+    if location.overlaps(RunLocation(place)):
+        raise InvalidArgumentError(
+            f"open {location}: expected a remote tier at another place, not in it and not around "
+            f"it, found {place}"
+        )
+    return open_durable(place, clock, tier=REMOTE)
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """A run that is in a place: its record, and the relation of the place to that."""
+
+    record: RunRecord
+    finding: Finding
+
+
+def _open_both(durable: DurableStore, remote: DurableStore, clock: Clock, *, takeover: bool) -> str:
+    """Open or create a run with two durable tiers, which are one run with the same attempts.
+
+    Nothing is written before all checks have passed. Of two starts that create it at once, with
+    one remote tier, both take the remote tier's id.
+    """
+    here = _find(durable, clock)
+    with _naming_remote(durable):
+        there = _find(remote, clock)
+    here, there = _recognised(here, there)
+    if here is not None and here.finding is Finding.DISPLACED:
+        here = _Found(here.record, find_with_ram(durable, here.record, clock, takeover=takeover))
+    _check_tiers(durable, remote, here, there, takeover=takeover)
+    record = _settled(durable, here, clock) if here is not None else None
+    with _naming_remote(durable):
+        if there is None:
+            remote_record = _create_like(remote, record, clock)
+        else:
+            remote_record = settle(remote, there.record, there.finding, clock)
+    record = record or _create_like(durable, remote_record, clock)
+    if record.run_id != remote_record.run_id:
+        # Race: another start has created one of the two.
+        raise _not_its_remote(durable, remote, record, remote_record)
+    if remote_record.place is None:
+        # It is reconstructed. The agent mends that of the directory.
+        for key in mend_run(remote, remote.home.recorded_place()):
+            log.info("%s: wrote %s anew", remote.home.location_text, key)
+    is_behind = 0 < newest_number(durable) < newest_number(remote)
+    last = newest_committed(durable, read_attempts(durable)) if is_behind else None
+    share_attempts(durable, remote)
+    if last is not None:
+        _warn_if_abandoned(durable, remote, last)
+    return record.run_id
+
+
+def _recognised(here: _Found | None, there: _Found | None) -> tuple[_Found | None, _Found | None]:
+    """Recognise a tier that was moved, or restored from a backup, by the other one.
+
+    Two directories never train at once with one remote tier, since it numbers their attempts. If
+    both tiers are displaced, they may be copies of both.
+    """
+    if here is None or there is None or here.record.run_id != there.record.run_id:
+        return here, there
+    in_place = (Finding.SAME, Finding.MOVED)
+    if here.finding is Finding.DISPLACED and there.finding in in_place:
+        return _Found(here.record, Finding.MOVED), there
+    if there.finding is Finding.DISPLACED and here.finding in in_place:
+        return here, _Found(there.record, Finding.MOVED)
+    return here, there
+
+
+def _check_tiers(
+    durable: DurableStore,
+    remote: DurableStore,
+    here: _Found | None,
+    there: _Found | None,
+    *,
+    takeover: bool,
+) -> None:
+    """Check that both places can be the tiers of one run. Read-only."""
+    if durable.home.is_at(remote.home.location_text):
+        raise InvalidArgumentError(
+            f"open {durable.home.location_text}: expected a remote tier at another place, found "
+            f"{remote.home.location_text}, which leads to the same one"
+        )
+    if here is None or there is None:
+        return
+    if here.record.run_id != there.record.run_id:
+        raise _not_its_remote(durable, remote, here.record, there.record)
+    for store, found, what in ((durable, here, "directory"), (remote, there, "remote tier")):
+        if found.finding in (Finding.COPY, Finding.DISPLACED):
+            where = store.home.location_text
+            original = found.record.place.path if found.record.place is not None else "unknown"
+            raise NotARunError(
+                f"use {remote.home.location_text} as the remote tier of "
+                f"{durable.home.location_text}: expected the {what} of run {found.record.run_id}, "
+                f"found a copy of it at {where}; the original was at {original}. "
+                "Open the original; or open the copy with a new remote tier or without one, and it "
+                "continues as a run of its own"
+            )
+    check_common(durable, remote)
+    newest_here, newest_there = newest_number(durable), newest_number(remote)
+    if 0 < newest_there < newest_here and not takeover:
+        _check_not_live(remote, there.record.run_id, newest_there)
+
+
+def _not_its_remote(
+    durable: DurableStore, remote: DurableStore, here: RunRecord, there: RunRecord
+) -> NotARunError:
+    advice = "choose a new remote tier, or the run's own directory"
+    if here.copied_from == there.run_id:
+        advice = (
+            "the directory was opened as a copy of that run, and is a run of its own since: choose "
+            "a new remote tier for it. To continue the other run, open an empty directory with "
+            "this remote tier"
+        )
+    return NotARunError(
+        f"use {remote.home.location_text} as the remote tier of {durable.home.location_text}: "
+        f"expected run {here.run_id}, found run {there.run_id}; {advice}"
+    )
+
+
+@contextlib.contextmanager
+def _naming_remote(durable: DurableStore) -> Iterator[None]:
+    """Say in a `StorageError` of the remote tier what to do about it."""
+    try:
+        yield
+    except StorageError as error:
+        raise type(error)(
+            f"open the remote tier of {durable.home.location_text}: {error}; without it no start "
+            "can know whether another one has begun. To train without it for now, open the run "
+            "without remote="
+        ) from error
+
+
+def _warn_if_abandoned(durable: DurableStore, remote: DurableStore, last: CheckpointId) -> None:
+    """Warn if attempts that began in the remote tier alone abandon `last`, the newest one here."""
+    attempts = read_attempts(durable)
+    if not on_timeline([last], attempts):
+        newest = attempts[max(attempts)]
+        log.warning(
+            "%s: step %d of attempt %s, the newest one here, is abandoned: attempt %s of host %s "
+            "took the run over in %s, and did not continue from it. This start continues from that "
+            "attempt; `holdfast ls` shows the abandoned steps",
+            durable.home.location_text,
+            last.step,
+            last.attempt,
+            newest.attempt,
+            newest.host,
+            remote.home.location_text,
+        )
+
+
+def _check_not_live(remote: DurableStore, run_id: str, newest: int) -> None:
+    """Check that `newest` is not live on a remote tier that lacks attempts of this directory."""
+    seen = Leases(remote.fleeting, run_id).read(newest)
+    if seen is not None and seen.age_secs < LEASE_SECS:
+        raise RunBusyError(
+            f"open {remote.home.location_text}: attempt {newest} is live on {seen.holder}; stop it "
+            "first, or open with takeover=True to fence it"
+        )
+
+
+def _find_on_all_hosts(
+    run_id: str, durable: DurableStore, rendezvous: Rendezvous, clock: Clock
+) -> None:
+    def judge(values: list[str]) -> str:
+        check_shared(run_id, [decode(value, Sighting) for value in values])
+        return ""
+
+    with rendezvous.propagating_errors("find the run"):
+        seen = json_text(look_for(run_id, durable, clock))
+    rendezvous.decide("find the run", seen, judge, OPEN_SECS)
+
+
+def _open_or_create(durable: DurableStore, clock: Clock, *, takeover: bool) -> str:
+    found = _find(durable, clock)
+    if found is None:
+        return _create_like(durable, None, clock).run_id
+    if found.finding is Finding.DISPLACED:
+        finding = find_with_ram(durable, found.record, clock, takeover=takeover)
+        found = _Found(found.record, finding)
+        remote = noted_remote(durable) if finding is Finding.COPY else None
+        if remote is not None:
+            log.warning(
+                "%s is opened without remote=, so it is taken for a copy of run %s, and not for "
+                "the run itself: its remote tier %s continues that run, with remote= and an empty "
+                "directory",
+                durable.home.location_text,
+                found.record.run_id,
+                remote,
+            )
+    return _settled(durable, found, clock).run_id
+
+
+def _find(durable: DurableStore, clock: Clock) -> _Found | None:
+    """Return the run in a place; None if the place is free for a new one.
+
+    Raises:
+        NotARunError: The place has something else, or an unfinished copy.
+    """
+    location = RunLocation(durable.home.location_text)
+    if isinstance(durable, BucketStore):
+        record = _find_in_bucket(durable, location, clock)
+    elif _is_new_directory(location.folder):
+        record = None
+    else:
+        try:
+            record = read_run(durable, location.text)
+        except NotARunError as error:
+            if location.record.exists():
+                raise
+            raise _used(location) from error
+    if record is None:
+        return None
+    if record.is_unfinished_copy:
+        place = durable.home.location_text
+        raise NotARunError(
+            f"open {place}: expected a run, found the unfinished copy of run {record.run_id}, "
+            f"which lacks checkpoints; finish it (`holdfast copy RUN {place}`), or delete it. To "
+            f"train from what it has, copy that to a new place (`holdfast copy {place} NEW`)"
+        )
+    return _Found(record, find(durable, record, clock))
+
+
+def _settled(durable: DurableStore, found: _Found, clock: Clock) -> RunRecord:
+    """Return the directory's record as `settle` does; a run that was moved keeps its RAM."""
+    if found.finding is Finding.MOVED:
+        claim_ram(durable, found.record, clock)
+    return settle(durable, found.record, found.finding, clock)
+
+
+def open_copy(place: object, record: RunRecord, clock: Clock) -> DurableStore:
+    """Open or create the place that a run is copied to; the copy has the run's own `record`.
+
+    Until `end_copy` it is marked as unfinished, and not opened for training; later it is
+    recognised as a copy there and becomes a run of its own.
+
+    Raises:
+        NotARunError: The place has something else, or the copy was opened for training.
+        StorageError, InvalidArgumentError: The place.
+    """
+    location = RunLocation.parse(place)
+    durable = open_durable(location.text, clock)
+    location.make_folder()
+    if isinstance(durable, BucketStore):
+        if durable.is_unused():
+            durable.check_creation()
+        elif not durable.has_object(RUN_FILE):
+            raise _used_prefix(location)
+    elif not _is_new_directory(location.folder) and not location.record.exists():
+        raise _used(location)
+    begun = structs.replace(record, is_unfinished_copy=True)
+    durable.put_if_absent(RUN_FILE, seal(begun))
+    found = read_run_record(durable, location.text)
+    if found == record:
+        # Race: a start that reads the record just before settles it with an id that `copies/` has,
+        # and so settles it again once this copy has ended.
+        durable.put(RUN_FILE, seal(begun))
+    elif found != begun:
+        what = f"run {found.run_id}"
+        if found.run_id == record.run_id:
+            what = "that run itself, as its remote tier is"
+        raise NotARunError(
+            f"copy to {location}: expected a new place, or an unfinished copy of run "
+            f"{record.run_id}, found {what}; choose a new place"
+        )
+    return durable
+
+
+def end_copy(durable: DurableStore, record: RunRecord) -> None:
+    """Mark a copy as finished."""
+    durable.put(RUN_FILE, seal(record))
+
+
+def _used(location: RunLocation) -> NotARunError:
+    return NotARunError(
+        f"open {location}: expected a run or an empty directory, found files but no "
+        f"{RUN_FILE}; choose a new directory, or the run's own"
+    )
+
+
+def _used_prefix(location: RunLocation) -> NotARunError:
+    return NotARunError(
+        f"open {location}: expected a run or an empty prefix, found objects but no {RUN_FILE}; "
+        "choose a new prefix, or the run's own"
+    )
+
+
+def _find_in_bucket(bucket: BucketStore, location: RunLocation, clock: Clock) -> RunRecord | None:
+    try:
+        found = read_run(bucket, location.text)
+    except NotARunError:
+        if bucket.is_unused():
+            bucket.check_creation()
+            _warn_of_outer(location, _outer_prefix(location, clock))
+            return None
+        # Another start may have created the run since it was read.
+        try:
+            found = read_run(bucket, location.text)
+        except NotARunError as error:
+            if bucket.has_object(RUN_FILE):
+                raise
+            raise _used_prefix(location) from error
+    return found
+
+
+def _create_like(durable: DurableStore, other: RunRecord | None, clock: Clock) -> RunRecord:
+    """Create a run: that of another tier's record, or a new one."""
+    home = durable.home
+    run_id, time = (other.run_id, other.time) if other else (clock.new_token(), clock.now())
+    record = create_run(durable, home.location_text, run_id, time, home.recorded_place())
+    return settle(durable, record, find(durable, record, clock), clock)
+
+
+def _is_new_directory(directory: Path) -> bool:
+    """Return whether the directory holds no run yet; make it then."""
+    with translated("open", directory):
+        if directory.exists() and not directory.is_dir():
+            raise NotARunError(f"open {directory}: expected a directory, found a file")
+        # A crash during the creation can leave an unfinished record and nothing else, so such a
+        # directory counts as new.
+        if directory.exists() and not all(map(_is_unfinished, directory.iterdir())):
+            return False
+    try:
+        with translated("create", directory):
+            make_folder(LOCAL, directory, directory.parent, durable=True)
+    except ObjectNotFoundError as error:
+        raise StorageError(
+            f"create {directory}: the directory cannot be made there ({error.__cause__}); check "
+            "the path"
+        ) from error
+    parents = map(str, directory.absolute().parents)
+    outer = next((p for p in parents if RunLocation(p).record.is_file()), None)
+    _warn_of_outer(directory, outer)
+    return True
+
+
+def _outer_prefix(location: RunLocation, clock: Clock) -> str | None:
+    """Return the URL of the run whose prefix has this one, the nearest; None if there is none.
+
+    It takes a request for each segment of the prefix, so only a new run looks. A prefix that
+    the credentials may not read counts as none.
+    """
+    bucket, prefix = location.bucket_and_prefix()
+    segments = prefix.split("/")[:-1]
+    for count in range(len(segments), max(0, len(segments) - OUTER_MAX), -1):
+        place = "/".join((bucket, *segments[:count]))
+        with contextlib.suppress(StorageRefusedError):
+            store = open_durable(place, clock)
+            assert isinstance(store, BucketStore)
+            if store.has_object(RUN_FILE):
+                return place
+    return None
+
+
+def _warn_of_outer(place: object, outer: str | None) -> None:
+    if outer is not None:
+        log.warning(
+            "the new run %s is inside another run, %s: what removes or copies that one also "
+            "removes or copies this one; give each run a place of its own",
+            place,
+            outer,
+        )
+
+
+def _is_unfinished(path: Path) -> bool:
+    return path.name.startswith(".") and path.name.endswith(UNFINISHED)

@@ -1,0 +1,293 @@
+"""Define the options that a user sets, and check them when they are set."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import signal
+import unicodedata
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass, field
+
+from holdfast.coordination.messages import NAME_CHARS_MAX
+from holdfast.errors import InvalidArgumentError
+from holdfast.host.config import LINGER_SECS
+from holdfast.host.protocol import MetricsAddress, RemoteRequest, TierPolicies
+from holdfast.peers.config import LOOPBACK
+from holdfast.peers.tls import PeerTls
+from holdfast.policy import preservation_policy, save_decision_policy
+from holdfast.policy.preservation_policy import LatestN, PreservationPolicy
+from holdfast.policy.save_decision_policy import (
+    ContinuousCheckpointingPolicy,
+    SaveDecisionPolicy,
+)
+from holdfast.store.location import RunLocation
+
+INTERFACE_VARIABLE = "HOLDFAST_INTERFACE"
+METRICS_VARIABLE = "HOLDFAST_METRICS_PORT"
+PORT_MAX = 65535
+
+NAME_SHOWN_MAX = 300
+"""How many characters of an invalid name a message shows."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RamTier:
+    """The tier in the host's memory.
+
+    Args:
+        save_decision_policy: When to save to RAM in addition to each save for the durable tier.
+            None saves to RAM only then.
+        preservation_policy: Which complete checkpoints stay in memory. The newest one always stays.
+            Built-in policies only. Default: `LatestN(1)`.
+        copies: In the memory of how many failure domains each chunk is stored. A job on one host
+            has one domain, and so one copy.
+        limit_bytes: The most memory that all images on this host may use together. None allows as
+            much as the tmpfs has.
+        linger_secs: How long the agent holds the memory after the last trainer has ended, if one
+            died. After a normal `close()` of all it leaves at once.
+        failure_domain: A name for what fails together with this host, such as its rack. Hosts with
+            the same name store no copies for each other. None selects the slice if the job has
+            several, else the host.
+        interface: The address or network interface at which this host's agent serves other hosts.
+            None selects the environment variable `HOLDFAST_INTERFACE`, else loopback. A job on one
+            host serves no others.
+        port: The port at that address; 0 selects a free one.
+        metrics_port: The port at that address where the agent serves metrics for Prometheus; 0
+            selects a free one, which `holdfast status` shows. None selects the environment variable
+            `HOLDFAST_METRICS_PORT`, else serves none. See docs/metrics.md.
+        tls: Mutual TLS between the agents. None authenticates agents by the run's token alone, and
+            sends data unencrypted.
+
+    Raises:
+        InvalidArgumentError: An argument has the wrong type or is out of range.
+    """
+
+    save_decision_policy: SaveDecisionPolicy | None = None
+    preservation_policy: PreservationPolicy = field(default_factory=lambda: LatestN(1))
+    copies: int = 2
+    limit_bytes: int | None = None
+    linger_secs: float = LINGER_SECS
+    failure_domain: str | None = None
+    interface: str | None = None
+    port: int = 0
+    tls: PeerTls | None = None
+    metrics_port: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.save_decision_policy is not None:
+            save_decision_policy.split(self.save_decision_policy)
+        if preservation_policy.split(self.preservation_policy).by_user is not None:
+            raise InvalidArgumentError(
+                "RamTier(preservation_policy=...): expected a built-in policy, found "
+                f"{type(self.preservation_policy).__name__}; the agent decides what stays in RAM, "
+                "and it does not run user code"
+            )
+        for name, value, least in (
+            ("copies", self.copies, 1),
+            ("limit_bytes", self.limit_bytes, 0),
+            ("port", self.port, 0),
+            ("metrics_port", self.metrics_port, 0),
+        ):
+            if value is not None and (type(value) is not int or value < least):
+                raise InvalidArgumentError(
+                    f"RamTier({name}=...): expected an int of at least {least}, found {value!r}"
+                )
+        if (self.metrics_port or 0) > PORT_MAX:
+            raise InvalidArgumentError(
+                f"RamTier(metrics_port=...): expected at most {PORT_MAX}, found {self.metrics_port}"
+            )
+        if isinstance(self.linger_secs, bool) or not 0 <= self.linger_secs < float("inf"):
+            raise InvalidArgumentError(
+                f"RamTier(linger_secs=...): expected seconds, 0 or more, found {self.linger_secs!r}"
+            )
+        if self.failure_domain is not None:
+            check_name("RamTier(failure_domain=...)", self.failure_domain)
+        if self.interface is not None:
+            check_name("RamTier(interface=...)", self.interface)
+
+    @property
+    def serving_address(self) -> str:
+        """The address or interface at which this host's agent serves other hosts."""
+        return self.interface or os.environ.get(INTERFACE_VARIABLE) or LOOPBACK
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteTier:
+    """A second durable tier, slower and safer than the run's directory: most often a bucket.
+
+    The agents copy checkpoints of the run's directory there, off the path of the training. The
+    place is an ordinary run, which can be read, checked and trained alone.
+
+    Args:
+        place: The URL of a bucket and a prefix in it, or a path.
+        save_decision_policy: Which of the checkpoints that are committed in the directory are
+            copied. Built-in policies only, without a budget. Default: the newest one every ten
+            minutes.
+        preservation_policy: Which checkpoints the place keeps. The newest one always stays.
+            Built-in policies only. Default: `LatestN(3)`.
+
+    Raises:
+        InvalidArgumentError: An argument has the wrong type or is out of range.
+    """
+
+    place: str | os.PathLike[str]
+    _: KW_ONLY
+    save_decision_policy: SaveDecisionPolicy = field(
+        default_factory=lambda: ContinuousCheckpointingPolicy(minimum_interval_secs=600.0)
+    )
+    preservation_policy: PreservationPolicy = field(default_factory=lambda: LatestN(3))
+
+    def __post_init__(self) -> None:
+        try:
+            location = RunLocation.parse(self.place)
+        except InvalidArgumentError as error:
+            raise InvalidArgumentError(f"RemoteTier(place=...): {error}") from error
+        object.__setattr__(self, "place", location.text)
+        if preservation_policy.split(self.preservation_policy).by_user is not None:
+            raise InvalidArgumentError(
+                "RemoteTier(preservation_policy=...): expected a built-in policy, found "
+                f"{type(self.preservation_policy).__name__}; the agent decides what stays there, "
+                "and it does not run user code"
+            )
+        if save_decision_policy.split(self.save_decision_policy).by_user is not None:
+            raise InvalidArgumentError(
+                "RemoteTier(save_decision_policy=...): expected a built-in policy, found "
+                f"{type(self.save_decision_policy).__name__}; the agent decides what is copied, "
+                "and it does not run user code"
+            )
+        if save_decision_policy.has_budget(self.save_decision_policy):
+            raise InvalidArgumentError(
+                "RemoteTier(save_decision_policy=...): expected a policy without max_overhead, "
+                "because what a copy costs the training is not measured; give "
+                "minimum_interval_secs"
+            )
+
+    @property
+    def place_text(self) -> str:
+        """The URL, or the absolute path."""
+        return str(self.place)
+
+
+def remote_tier(given: object) -> RemoteTier | None:
+    """Return the remote tier that a user has given as such, as a URL or path, or not at all.
+
+    Raises:
+        InvalidArgumentError: It is none of these.
+    """
+    if given is None or isinstance(given, RemoteTier):
+        return given
+    if isinstance(given, str | os.PathLike) and str(given):
+        return RemoteTier(given)
+    raise InvalidArgumentError(
+        f"CheckpointManager(remote=...): expected a URL, a path or a RemoteTier, found {given!r}"
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """All arguments of a manager except its directory."""
+
+    save: SaveDecisionPolicy
+    preservation: PreservationPolicy
+    ram: RamTier | None
+    remote: RemoteTier | None = None
+    takeover: bool
+    preemption_signals: tuple[signal.Signals, ...]
+
+    @property
+    def durable_policies(self) -> TierPolicies:
+        """The parts of the durable tier's policies that the agent evaluates."""
+        keep = preservation_policy.split(self.preservation)
+        return TierPolicies(
+            save=_encoded_save(self.save),
+            preserve=preservation_policy.encode(keep.by_agent).decode() if keep.by_agent else None,
+            user_preserves=keep.by_user is not None,
+        )
+
+    @property
+    def metrics(self) -> MetricsAddress | None:
+        """Where this host's agent is to serve metrics; None: nowhere.
+
+        Raises:
+            InvalidArgumentError: The port is none, or a package is missing.
+        """
+        port = self.ram.metrics_port if self.ram is not None else None
+        given = os.environ.get(METRICS_VARIABLE, "").strip()
+        if port is None and given:
+            if not given.isascii() or not given.isdecimal() or int(given) > PORT_MAX:
+                raise InvalidArgumentError(
+                    f"{METRICS_VARIABLE}: expected a port of 0 to {PORT_MAX}, found {given!r}"
+                )
+            port = int(given)
+        if port is None:
+            return None
+        if importlib.util.find_spec("prometheus_client") is None:
+            raise InvalidArgumentError(
+                f"serve metrics at port {port}: the package prometheus_client is missing; install "
+                "holdfast-checkpoint[metrics]"
+            )
+        return MetricsAddress(address=(self.ram or RamTier()).serving_address, port=port)
+
+    @property
+    def remote_request(self) -> RemoteRequest | None:
+        """The remote tier as the agent gets it."""
+        if self.remote is None:
+            return None
+        return RemoteRequest(
+            place=self.remote.place_text,
+            save=save_decision_policy.encode(self.remote.save_decision_policy).decode(),
+            preserve=preservation_policy.encode(self.remote.preservation_policy).decode(),
+        )
+
+    @property
+    def ram_policies(self) -> TierPolicies | None:
+        """The parts of the RAM tier's policies that the agent evaluates; None without the tier."""
+        if self.ram is None:
+            return None
+        policy = self.ram.save_decision_policy
+        return TierPolicies(
+            save=_encoded_save(policy) if policy is not None else None,
+            preserve=preservation_policy.encode(self.ram.preservation_policy).decode(),
+        )
+
+
+def check_name(what: str, value: object) -> str:
+    """Return the name of a host or of a failure domain if it is valid.
+
+    Raises:
+        InvalidArgumentError: It is not a string, is empty or too long, or has control characters.
+    """
+    is_name = isinstance(value, str) and 0 < len(value) <= NAME_CHARS_MAX
+    # Cc: control characters. Cs: surrogates, by which Python represents undecodable bytes.
+    if not is_name or any(unicodedata.category(c) in ("Cc", "Cs") for c in str(value)):
+        raise InvalidArgumentError(
+            f"{what}: expected a name of 1 to {NAME_CHARS_MAX} characters, none of them a control "
+            f"character, found {ascii(value)[:NAME_SHOWN_MAX]}"
+        )
+    return str(value)
+
+
+def _encoded_save(policy: SaveDecisionPolicy) -> str | None:
+    share = save_decision_policy.split(policy).by_agent
+    return save_decision_policy.encode(share).decode() if share is not None else None
+
+
+def checked_signals(signals: Sequence[int]) -> tuple[signal.Signals, ...]:
+    """Return the signals that announce a preemption.
+
+    Raises:
+        InvalidArgumentError: One of them is not a signal, or cannot be handled.
+    """
+    try:
+        found = tuple(signal.Signals(number) for number in signals)
+    except (ValueError, TypeError) as error:
+        raise InvalidArgumentError(
+            f"CheckpointManager(preemption_signals={signals!r}): expected signals, such as "
+            f"(signal.SIGTERM,): {error}"
+        ) from error
+    if {signal.SIGKILL, signal.SIGSTOP} & set(found):
+        raise InvalidArgumentError(
+            "CheckpointManager(preemption_signals=...): SIGKILL and SIGSTOP cannot be handled"
+        )
+    return found

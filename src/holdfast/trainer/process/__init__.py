@@ -1,0 +1,1 @@
+"""Handle what belongs to the trainer's process: forks, signals, the terminal."""

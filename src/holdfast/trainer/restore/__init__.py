@@ -1,0 +1,1 @@
+"""Restore a state in a trainer process, agreed among the ranks."""

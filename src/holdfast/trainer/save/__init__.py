@@ -1,0 +1,1 @@
+"""Save checkpoints from a trainer process."""

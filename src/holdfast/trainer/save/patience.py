@@ -1,0 +1,180 @@
+"""Decide how long the calls of one manager wait, and report what is unfinished when they end early.
+
+A wait ends early for one of three reasons:
+
+- A signal arrived during it (`holdfast.waits`). The launcher wants the process to leave, so later
+  waits of the manager are short too.
+- The manager is closed after an error, and a host of the job sends nothing: what waits for its part
+  may never end. The error is usually that of a collective, and may come before any agent knows that
+  a host is lost. So such a close waits for parts of other hosts only while all hosts are heard.
+- The hosts could not agree where to stop for a preemption.
+
+In none of these cases is anything lost that is sealed: the agent continues with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Iterator
+
+from holdfast import waits
+from holdfast.clock import Clock
+from holdfast.errors import HoldfastError, WaitInterruptedError, WaitTimeoutError
+from holdfast.host.protocol import Empty, EventReport, QuietHosts
+from holdfast.observe.events.schema import SHOWN_MAX, LeftUnfinished
+from holdfast.trainer.opening.agent_session import AgentSession
+from holdfast.trainer.save.progress import STEPS_SHOWN_MAX, Progress
+from holdfast.trainer.save.save_schedule import SaveSchedule
+
+CLOSE_SECS = 3600.0
+"""How long `close` waits until all accepted saves are durable."""
+CUT_CLOSE_SECS = 5.0
+"""The same after a preemption for which the hosts did not agree on a step; see `AGREE_SECS`.
+
+Hosts that are cut off from each other find each other's parts in storage two heartbeats after they
+began to miss them, so a small state is committed by then.
+"""
+ERROR_CLOSE_SECS = 5.0
+"""How long `close` waits after an error for what may need a part of a host that sends nothing.
+
+By then an agent knows of a host that was lost just before, in jobs of up to 200 hosts: see
+`Settings.quiet_secs`.
+"""
+LEAVE_SECS = 1.0
+"""How long each call waits after a signal has ended another one."""
+SAVE_PATIENCE_SECS = 10.0
+"""How much longer a call of `save` waits after a signal: a preemption needs its checkpoint."""
+
+log = logging.getLogger(__name__)
+
+
+class HostWatch:
+    """End the close after an error if a host is quiet and nothing here ends without it.
+
+    What this host's agent writes of a complete checkpoint is awaited.
+
+    Args:
+        ask: Asks the agent; None: it does not answer.
+        unfinished: Returns what has not ended, for the message.
+        clock: The clock.
+    """
+
+    def __init__(
+        self, ask: Callable[[], QuietHosts | None], unfinished: Callable[[], str], clock: Clock
+    ) -> None:
+        self._ask = ask
+        self._unfinished = unfinished
+        self._clock = clock
+        self._until_secs = clock.monotonic() + ERROR_CLOSE_SECS
+
+    def check(self) -> None:
+        """Ask the agent, once `ERROR_CLOSE_SECS` have passed.
+
+        Raises:
+            WaitTimeoutError: A host sends nothing, and no complete checkpoint is written here.
+        """
+        if self._clock.monotonic() < self._until_secs:
+            return
+        found = self._ask()
+        if found is not None and found.hosts and not found.is_writing:
+            plural = "" if len(found.hosts) == 1 else "s"
+            raise WaitTimeoutError(
+                f"close: not waiting for host{plural} {', '.join(found.hosts)}, of which nothing "
+                f"is heard: {self._unfinished()}"
+            )
+
+
+class Patience:
+    """How long the calls of one manager wait. Owned by the training thread."""
+
+    def __init__(
+        self,
+        session: AgentSession,
+        progress: Progress,
+        steps: SaveSchedule,
+        clock: Clock,
+        *,
+        host_count: int,
+    ) -> None:
+        self._session = session
+        self._progress = progress
+        self._steps = steps
+        self._clock = clock
+        self._host_count = host_count
+        self._is_leaving = False
+
+    @contextlib.contextmanager
+    def of(self, call: str, patience_secs: float = waits.PATIENCE_SECS) -> Iterator[None]:
+        """Let a signal end the waits in the block, and shorten the later ones.
+
+        Args:
+            call: The manager's call, for messages.
+            patience_secs: How much longer they last after the signal.
+        """
+        try:
+            with waits.ended_by_signals(call, self.unfinished_text, patience_secs):
+                yield
+        except WaitInterruptedError:
+            self._is_leaving = True
+            raise
+
+    def limit_secs(self, timeout_secs: float | None) -> float | None:
+        """Return the timeout of a wait for all saves; None: none.
+
+        Args:
+            timeout_secs: That of the call, without a signal and a cut.
+        """
+        if self._is_leaving:
+            return LEAVE_SECS
+        return CUT_CLOSE_SECS if self._steps.is_unconfirmed else timeout_secs
+
+    def await_end(self, *, is_after_error: bool) -> None:
+        """Wait until all accepted saves have ended, because the manager is closed.
+
+        Raises:
+            SaveFailedError: A save failed.
+            WaitTimeoutError: The time has passed, or another host is quiet.
+            WaitInterruptedError: A signal has ended the wait.
+        """
+        watch = HostWatch(self._ask_quiet, self.unfinished_text, self._clock)
+        is_watching = is_after_error and self._host_count > 1
+        try:
+            self._progress.wait_until_finished(
+                self.limit_secs(CLOSE_SECS), watch.check if is_watching else lambda: None
+            )
+        except (WaitTimeoutError, WaitInterruptedError) as error:
+            self._report(error)
+            raise
+
+    def unfinished_text(self) -> str:
+        """Return, as text for users, what has not ended and where the next start continues."""
+        steps, newest = self._progress.unfinished_steps(), self._newest_step()
+        named = ", ".join(map(str, steps[:STEPS_SHOWN_MAX]))
+        more = f" and {len(steps) - STEPS_SHOWN_MAX} more" * (len(steps) > STEPS_SHOWN_MAX)
+        start = "begins anew" if newest is None else f"continues from step {newest}"
+        if not steps:
+            return f"no accepted save is in progress; the next start {start}, or from a later step"
+        return (
+            f"step{'' if len(steps) == 1 else 's'} {named}{more} may not be safe yet. This host's "
+            "agent keeps what is sealed in RAM and makes durable what becomes whole; without that, "
+            f"the next start {start}"
+        )
+
+    def _newest_step(self) -> int | None:
+        newest = self._progress.newest_safe(self._session.place.attempt)
+        if newest is None and self._steps.floor >= 0:
+            newest = self._steps.floor
+        return newest
+
+    def _ask_quiet(self) -> QuietHosts | None:
+        return self._session.ask_briefly("quiet", Empty(), QuietHosts)
+
+    def _report(self, error: HoldfastError) -> None:
+        event = LeftUnfinished(
+            rank=self._session.rank,
+            steps=tuple(self._progress.unfinished_steps()[:SHOWN_MAX]),
+            newest_step=self._newest_step(),
+            reason=str(error),
+        )
+        self._session.ask_briefly("report", EventReport(event=event), Empty)

@@ -1,0 +1,343 @@
+"""Track the training's position and its accepted steps, and decide what is due at a step."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from holdfast import waits
+from holdfast.clock import Clock, SystemClock
+from holdfast.format.names import STEP_MAX, CheckpointId
+from holdfast.host.control_block import (
+    NEVER,
+    PREEMPTION_CONFIRMED,
+    TARGET_DURABLE,
+    TARGET_PREEMPTION,
+    TARGET_RAM,
+)
+from holdfast.policy.contexts import SaveContext
+from holdfast.policy.save_decision_policy import SaveDecisionPolicy, split
+from holdfast.trainer.options import Options
+
+AGREE_SECS = 10.0
+"""How long a rank with a preemption notice trains on while the hosts agree on no step to stop at.
+"""
+CONFIRM_SECS = 15.0
+"""How long a rank that stops for a preemption waits for the other hosts' confirmation.
+
+Together with `AGREE_SECS` and the writes this is less than the 30 s that most launchers leave.
+"""
+CONFIRM_POLL_SECS = 0.002
+UNASKED_STEPS = 3
+"""After how many steps a loop that ignores a preemption is warned."""
+UNASKED_SECS = 5.0
+"""After how many seconds it is warned if its steps are slow."""
+PREPARE_SECS = 30.0
+"""How long to defer a save while a slot is prepared; the first one is mapped, locked and pinned."""
+FREE_SECS = 2.0
+"""How long to defer a save while waiting for a free slot, which the end of an earlier save frees.
+
+One step is always waited.
+"""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Due:
+    """What is due at a step.
+
+    Attributes:
+        durable: A checkpoint is due in the durable tier.
+        ram: A checkpoint is due in the RAM tier.
+        must_save: It is saved even if earlier saves are in progress.
+        is_target: It is due by a target, for which a later step serves too.
+        may_wait: Everything that is due can wait for a later step, and no other rank saves at this
+            one.
+        is_by_step: The caller, a policy, or a preemption of a single process requires this step.
+        is_preemption: It is the checkpoint of a preemption.
+    """
+
+    durable: bool
+    ram: bool
+    must_save: bool
+    is_target: bool
+    may_wait: bool
+    is_by_step: bool
+    is_preemption: bool
+
+    @property
+    def is_any(self) -> bool:
+        """Whether a checkpoint is due in any tier."""
+        return self.durable or self.ram
+
+
+class SaveSchedule:
+    """The schedule of one rank's saves. Owned by the training thread.
+
+    Args:
+        origin: The checkpoint from which the run continues; None for a new run.
+        options: The manager's options.
+        process_count: The number of processes of the job.
+    """
+
+    def __init__(self, origin: CheckpointId | None, options: Options, process_count: int) -> None:
+        self._is_alone = process_count == 1
+        self.floor = self.last = origin.step if origin is not None else -1
+        self.step_max = -1
+        """The highest step that needs no check: none before the first step and after the end."""
+        self._has_ended = False
+        self.accepted: set[int] = set()
+        self.preempted_at: int | None = None
+        self.read: int | None = None
+        """The step that a restore has read since the last save without moving the run."""
+        self.is_unconfirmed = False
+        """The ranks stop for a preemption, and the hosts have not agreed on one step."""
+        self._noticed_at_secs: float | None = None
+        self.has_asked_preemption = False
+        self._unasked_count = 0
+        self._unasked_since_secs = 0.0
+        self._served = {TARGET_DURABLE: NEVER, TARGET_RAM: NEVER}
+        self._deferred: set[int] = set()
+        """The cells whose targets were reached at an earlier step and deferred.
+
+        The agent clears a cell when the training has passed its target, so the cell alone would
+        lose the target.
+        """
+        self._durable = split(options.save).by_step
+        ram = options.ram.save_decision_policy if options.ram is not None else None
+        self._ram = split(ram).by_step if ram is not None else None
+        self._has_warned_skipped = False
+        # Policies by step are evaluated at every step and ignore the context, so one is reused.
+        self._context = SaveContext(
+            now=SystemClock().now(), is_saving_in_progress=False, reached_preemption=False
+        )
+
+    def is_due_here(self, step: int) -> bool:
+        """Return whether this step is due, whatever the cells hold.
+
+        That is if a policy that depends on the step alone selects it, or a target was deferred.
+        """
+        is_by_step = self._selects(self._durable, step) or self._selects(self._ram, step)
+        return is_by_step or bool(self._deferred)
+
+    def is_asked_again(self, step: int, raised_at: int | None) -> bool:
+        """Return whether the last call of `save` was for `step` too and raised an earlier failure.
+
+        Args:
+            step: The step passed to `save` now.
+            raised_at: The step at which drops were last raised; that step itself was saved.
+        """
+        is_saved = step in self.accepted and step != raised_at
+        return step == self.last and step > self.floor and not is_saved
+
+    def due(self, step: int, cells: Sequence[int], is_stopping_alone: bool, force: bool) -> Due:
+        """Return what is due at `step`.
+
+        Args:
+            step: The step.
+            cells: The cells of the control block.
+            is_stopping_alone: A preemption was announced, and this process stops by itself.
+            force: The caller requires a save.
+        """
+        is_preemption = self.preempted_at is None and (
+            is_stopping_alone or step >= cells[TARGET_PREEMPTION]
+        )
+        durable_target = self._is_target(TARGET_DURABLE, step, cells)
+        ram_target = self._is_target(TARGET_RAM, step, cells)
+        durable_step, ram_step = self._selects(self._durable, step), self._selects(self._ram, step)
+        must_save, is_target = force or is_preemption, durable_target or ram_target
+        return Due(
+            durable=must_save or durable_target or durable_step,
+            ram=ram_target or ram_step,
+            must_save=must_save,
+            is_target=is_target,
+            may_wait=self._is_alone and is_target and not (must_save or durable_step or ram_step),
+            is_by_step=force or is_stopping_alone or durable_step or ram_step,
+            is_preemption=is_preemption,
+        )
+
+    def defer(self, due: Due) -> None:
+        """Record that the targets which are due are served at a later step."""
+        wanted = {TARGET_DURABLE: due.durable, TARGET_RAM: due.ram}
+        self._deferred = {cell for cell, is_wanted in wanted.items() if is_wanted}
+
+    def note_taken(self, step: int, due: Due, cells: Sequence[int]) -> None:
+        """Record that a checkpoint of `step` is accepted, which serves the targets it reaches."""
+        self.accepted.add(step)
+        self._deferred.clear()
+        self.read = None
+        for cell in self._served:
+            if step >= cells[cell]:
+                self._served[cell] = cells[cell]
+        self._has_warned_skipped = False
+
+    def await_confirmation(self, step: int, cells: Sequence[int], clock: Clock) -> None:
+        """Wait until all hosts have agreed to stop at `step`, or on a later step instead.
+
+        A rank that has stopped cannot continue, so it must know that all others stop at the same
+        step. If a later step is chosen, `preempted_at` is reset and the training continues to it.
+        The wait ends after `CONFIRM_SECS` with a warning.
+        """
+        deadline = clock.monotonic() + CONFIRM_SECS
+        while cells[PREEMPTION_CONFIRMED] > step:
+            if cells[TARGET_PREEMPTION] > step:
+                # Another rank had already passed this step, so a later target was proposed.
+                self.preempted_at = None
+                return
+            if clock.monotonic() > deadline:
+                self.is_unconfirmed = True
+                log.warning(
+                    "stopping at step %d for the preemption: the other hosts did not confirm it "
+                    "within %.0f s; they may stop at another step",
+                    step,
+                    CONFIRM_SECS,
+                )
+                return
+            waits.sleep(clock, CONFIRM_POLL_SECS)
+
+    def is_left_alone(self, cells: Sequence[int], now_secs: float) -> bool:
+        """Return whether the hosts have agreed on no step since this rank received a notice.
+
+        Call it only while the rank has a preemption notice. Hosts that cannot reach each other
+        never agree, and the process will soon be killed.
+        """
+        if self._noticed_at_secs is None:
+            self._noticed_at_secs = now_secs
+        return cells[TARGET_PREEMPTION] == NEVER and now_secs - self._noticed_at_secs >= AGREE_SECS
+
+    def stop_alone(self, step: int, newest_text: str) -> None:
+        """Record that this rank stops at `step` without the other hosts, and warn."""
+        self.is_unconfirmed = True
+        log.warning(
+            "stopping at step %d for the preemption: the hosts have not agreed on a step within "
+            "%.0f s, so the checkpoint of this step may stay incomplete; %s",
+            step,
+            AGREE_SECS,
+            newest_text,
+        )
+
+    def warn_skipped(self, step: int, outstanding: int) -> None:
+        """Warn that a due save is skipped, once until a save is accepted again."""
+        if not self._has_warned_skipped:
+            self._has_warned_skipped = True
+            log.warning(
+                "step %d was due and is not saved: %d checkpoints are still being written to the "
+                "durable tier, which is slower than the policies require",
+                step,
+                outstanding,
+            )
+
+    def is_preempted_before(self, step: int) -> bool:
+        """Return whether the loop was left for a preemption before `step`, and warn if so."""
+        if self.preempted_at is None or step <= self.last:
+            return False
+        log.warning(
+            "finish step %d: not saved, because the run was preempted and step %d was the last one "
+            "passed to save; call finish only if the training has reached its end",
+            step,
+            self.last,
+        )
+        return True
+
+    def warn_unasked(self, step: int, now_secs: float) -> None:
+        """Warn once if the loop continues after a preemption and never asks whether to stop."""
+        if self.preempted_at is None or self.has_asked_preemption or step <= self.preempted_at:
+            return
+        if self._unasked_count == 0:
+            self._unasked_since_secs = now_secs
+        self._unasked_count += 1
+        is_late = now_secs - self._unasked_since_secs >= UNASKED_SECS
+        if self._unasked_count >= UNASKED_STEPS or is_late:
+            self.has_asked_preemption = True
+            log.warning(
+                "a preemption was announced and step %d is saved for it, but the training loop "
+                "continues and does not call manager.reached_preemption(step). Leave the loop when "
+                "that returns True: the job will soon be killed",
+                self.preempted_at,
+            )
+
+    def warn_unfinished(self) -> None:
+        """Warn if the training has ended without error and its last step is not saved."""
+        newest = max(self.accepted | {self.floor})
+        if self.last <= newest:
+            return
+        kept = f"the newest checkpoint is of step {newest}" if newest >= 0 else "there is none"
+        log.warning(
+            "closing after step %d, but %s: the next start repeats the later steps. Call "
+            "manager.finish(%d, state) at the end of the training",
+            self.last,
+            kept,
+            self.last,
+        )
+
+    def has_accepted_after(self, step: int) -> bool:
+        """Return whether a save of a later step was accepted in this attempt."""
+        return max(self.accepted, default=-1) > step
+
+    def went_back(self, step: int) -> None:
+        """Set the position back to `step`, from which the training continues."""
+        self.read = None
+        self.floor = self.last = step
+        self.accepted = {saved for saved in self.accepted if saved < step}
+        self._served = {TARGET_DURABLE: NEVER, TARGET_RAM: NEVER}
+        self._deferred.clear()
+
+    def check_every_step(self) -> None:
+        """Send every further step through the check of the manager's state, which refuses it."""
+        self.step_max, self._has_ended = -1, True
+
+    def await_first(self) -> None:
+        """Send the next step through the check, because it is the first one after a restore."""
+        self.step_max = -1
+
+    def take_first(self) -> bool:
+        """Return whether the step being checked is the first one; later ones need no check."""
+        is_first = self.step_max < 0 and not self._has_ended
+        if is_first:
+            self.step_max = STEP_MAX
+        return is_first
+
+    def _selects(self, policy: SaveDecisionPolicy | None, step: int) -> bool:
+        return policy is not None and policy.should_save(step, (), context=self._context)
+
+    def _is_target(self, cell: int, step: int, cells: Sequence[int]) -> bool:
+        """Return whether `step` reaches a target that no checkpoint has served yet."""
+        is_reached = step >= cells[cell] and cells[cell] != self._served[cell]
+        return is_reached or cell in self._deferred
+
+
+class SlotPatience:
+    """The time limits of deferring. The saver's thread prepares slots, the training thread asks."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._preparing_at: float | None = None
+        self._put_off_at: float | None = None
+
+    @contextlib.contextmanager
+    def preparing(self) -> Iterator[None]:
+        """Mark the time of the block, in which a slot is prepared."""
+        self._preparing_at = self._clock.monotonic()
+        try:
+            yield
+        finally:
+            self._preparing_at = None
+
+    def note_taken(self) -> None:
+        """Record an accepted save: the time limit starts again for the next one."""
+        self._put_off_at = None
+
+    def for_preparing(self) -> bool:
+        """Return whether a slot has been in preparation for less than `PREPARE_SECS`."""
+        begun_at = self._preparing_at
+        return begun_at is not None and self._clock.monotonic() - begun_at < PREPARE_SECS
+
+    def for_earlier_saves(self) -> bool:
+        """Return whether to wait for saves in progress, each of which holds a slot."""
+        now = self._clock.monotonic()
+        if self._put_off_at is None:
+            self._put_off_at = now
+        return now - self._put_off_at < FREE_SECS

@@ -1,0 +1,209 @@
+"""Run the policies that a user wrote, on a background thread of rank 0's trainer.
+
+A save policy is evaluated for each published step in turn; if it selects a step, the agent sets a
+target step. A preservation policy is evaluated when the agent reports removable checkpoints.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+import msgspec
+
+from holdfast.clock import Clock
+from holdfast.engine.reading.metadata import metadata_of
+from holdfast.engine.reading.view import View
+from holdfast.errors import HoldfastError
+from holdfast.format.names import CheckpointId
+from holdfast.format.records import decode_metrics
+from holdfast.host import protocol
+from holdfast.policy import preservation_policy, save_decision_policy
+from holdfast.policy.contexts import CheckpointInfo, PreservationContext, SaveContext
+from holdfast.policy.preservation_policy import PreservationPolicy, kept
+from holdfast.policy.save_decision_policy import SaveDecisionPolicy, due
+from holdfast.trainer.opening.agent_session import AgentSession
+from holdfast.trainer.options import Options
+
+POLL_SECS = 0.005
+CATCH_UP_STEPS_MAX = 10_000
+CLOSE_SECS = 60.0
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UserPolicies:
+    """The parts of the policies that a user wrote."""
+
+    durable: SaveDecisionPolicy | None
+    ram: SaveDecisionPolicy | None
+    preservation: PreservationPolicy | None
+    history: list[CheckpointInfo] = field(default_factory=list)
+
+    @property
+    def asks_to_save(self) -> bool:
+        """Whether a save policy is among them, which needs the history of checkpoints."""
+        return self.durable is not None or self.ram is not None
+
+    @property
+    def is_any(self) -> bool:
+        """Whether there is any such policy."""
+        return any(p is not None for p in (self.durable, self.ram, self.preservation))
+
+
+def user_policies(options: Options, rank: int) -> UserPolicies:
+    """Return the parts of the policies that a user wrote; empty except on rank 0."""
+    if rank != 0:
+        return UserPolicies(durable=None, ram=None, preservation=None)
+    ram = options.ram.save_decision_policy if options.ram is not None else None
+    return UserPolicies(
+        durable=save_decision_policy.split(options.save).by_user,
+        ram=save_decision_policy.split(ram).by_user if ram is not None else None,
+        preservation=preservation_policy.split(options.preservation).by_user,
+    )
+
+
+def history(view: View) -> list[CheckpointInfo]:
+    """Return the checkpoints of the timeline, as policies see them."""
+    found = [metadata_of(view.sources(checkpoint)) for checkpoint in view.sound()]
+    return [CheckpointInfo(one.step, one.time, one.metrics) for one in found]
+
+
+class UserPolicyThread:
+    """Evaluate a user's policies on a thread of their own, so that they cannot block the training.
+
+    Args:
+        policies: The policies.
+        session: The session with the agent.
+        clock: The clock.
+        published: Returns the newest published step.
+        context: Returns (whether a save is in progress, whether the run is being preempted).
+        on_error: Called with each error of a policy.
+    """
+
+    def __init__(
+        self,
+        policies: UserPolicies,
+        session: AgentSession,
+        clock: Clock,
+        published: Callable[[], int],
+        context: Callable[[], tuple[bool, bool]],
+        on_error: Callable[[HoldfastError], None],
+    ) -> None:
+        self._policies = policies
+        self._session = session
+        self._clock = clock
+        self._published = published
+        self._context = context
+        self._on_error = on_error
+        self._asked = published()
+        self._lock = threading.Lock()
+        self._to_judge: protocol.Notice | None = None
+        self._unanswered: protocol.Notice | None = None
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="holdfast-policies", daemon=True)
+        self._thread.start()
+
+    def on_notice(self, notice: protocol.Notice) -> None:
+        """Apply a notice of the agent; called on the watcher's thread."""
+        with self._lock:
+            if notice.kind == "judge":
+                self._to_judge = notice
+            elif notice.kind == "committed" and notice.data is not None:
+                self._policies.history.append(_info(notice.data))
+                self._policies.history.sort(key=lambda info: info.step)
+
+    def close(self) -> None:
+        """End the thread, after it has evaluated the last notice.
+
+        A policy that does not return within `CLOSE_SECS` is abandoned, with what it has not
+        evaluated; its thread ends with the process.
+        """
+        self._closed.set()
+        self._thread.join(CLOSE_SECS)
+        if self._thread.is_alive():
+            log.warning("a user's policy did not return within %.0f s", CLOSE_SECS)
+
+    def _run(self) -> None:
+        while not self._closed.wait(POLL_SECS):
+            self._act()
+        self._act()
+
+    def _act(self) -> None:
+        try:
+            self._ask_to_save()
+            self._judge()
+        except HoldfastError as error:
+            log.warning("evaluating the user's policies failed: %s", error)
+            self._on_error(error)
+        except BaseException as error:
+            # The user's code runs here, so any exception is possible, `sys.exit` and a cancelled
+            # task among them; the trainer raises it, and the thread continues.
+            self._on_error(
+                HoldfastError(f"evaluate the user's policies: one raised {_text(error)}")
+            )
+            log.warning("a user's policy failed", exc_info=True)
+        if self._unanswered is not None:
+            # If the policy fails, all checkpoints are kept. The agent is answered only after the
+            # error is queued, so that a wait for preservation raises it.
+            unanswered, self._unanswered = self._unanswered, None
+            with contextlib.suppress(HoldfastError):
+                self._answer(unanswered, (True,) * len(unanswered.data))
+
+    def _ask_to_save(self) -> None:
+        published = self._published()
+        steps = range(max(self._asked + 1, published - CATCH_UP_STEPS_MAX), published + 1)
+        self._asked = published
+        for is_durable, policy in ((True, self._policies.durable), (False, self._policies.ram)):
+            if policy is not None and any(self._is_due(policy, step) for step in steps):
+                request = protocol.RequestSave(durable=is_durable, reason=type(policy).__name__)
+                self._session.call("request", request, protocol.Requested)
+
+    def _is_due(self, policy: SaveDecisionPolicy, step: int) -> bool:
+        is_saving, is_preempted = self._context()
+        context = SaveContext(
+            now=self._clock.now(),
+            is_saving_in_progress=is_saving,
+            reached_preemption=is_preempted,
+        )
+        with self._lock:
+            history = tuple(self._policies.history)
+        return due(policy, step, history, context=context)
+
+    def _judge(self) -> None:
+        with self._lock:
+            to_judge, self._to_judge = self._to_judge, None
+        if to_judge is None or self._policies.preservation is None:
+            return
+        infos = [_info(entry) for entry in to_judge.data]
+        context = PreservationContext(self._clock.now())
+        self._unanswered = to_judge
+        keep = kept(self._policies.preservation, infos, context=context)
+        self._unanswered = None
+        self._answer(to_judge, keep)
+
+    def _answer(self, asked: protocol.Notice, keep: Sequence[bool]) -> None:
+        assert asked.id is not None
+        ids = tuple(
+            msgspec.convert(entry["id"], CheckpointId)
+            for entry, is_kept in zip(asked.data, keep, strict=True)
+            if is_kept
+        )
+        self._session.call("judged", protocol.Judged(newest=asked.id, keep=ids), protocol.Empty)
+
+
+def _text(error: BaseException) -> str:
+    """Return class and text of an error, which may be unable to make its text."""
+    return "".join(traceback.format_exception_only(error)).strip()
+
+
+def _info(entry: Mapping[str, Any]) -> CheckpointInfo:
+    time = datetime.fromisoformat(entry["time"])
+    return CheckpointInfo(entry["id"][0], time, decode_metrics(entry["metrics"]))

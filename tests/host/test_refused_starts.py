@@ -1,0 +1,167 @@
+"""A start that is refused leaves the agent, and what it knows, as they were."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from holdfast.errors import InvalidArgumentError, RunBusyError, StorageError
+from holdfast.host import protocol
+from holdfast.host.control_block import INCARNATION, SEAT_COUNT, step_cell
+from holdfast.host.service import REFUSED_SECS
+from holdfast.policy import preservation_policy, save_decision_policy
+from tests.trust.in_process import InProcessHost, in_process_host
+
+
+def known(host: InProcessHost) -> dict[str, Any]:
+    """What the agent works with, and the words that its trainers read."""
+    state, coordinator = host.state, host.service.coordinator
+    return {
+        "durable": state.durable_policies,
+        "ram": state.ram_policies,
+        "linger_secs": state.linger_secs,
+        "has_ram": state.has_ram,
+        "limit_bytes": state.pool.limit_bytes,
+        "domain": coordinator.domain,
+        "settings": coordinator.settings,
+        "addresses": coordinator.peer_addresses(),
+        # An agent that restarts its coordination counts that.
+        "words": [v for i, v in enumerate(state.control.cells[: step_cell(1)]) if i != INCARNATION],
+    }
+
+
+def stranger(group: str, **changes: Any) -> protocol.Attach:
+    """A request that asks for something else in everything."""
+    return msgspec.structs.replace(
+        protocol.Attach(
+            group=group,
+            rank=0,
+            count=1,
+            attempt=None,
+            takeover=False,
+            durable=protocol.TierPolicies(
+                save=save_decision_policy.encode(
+                    save_decision_policy.FixedIntervalPolicy(77)
+                ).decode(),
+                preserve=preservation_policy.encode(preservation_policy.LatestN(1)).decode(),
+            ),
+            ram=None,
+            ram_limit_bytes=12345,
+            linger_secs=1.0,
+            addresses={"host-x": "127.0.0.1:9"},
+            domain="elsewhere",
+            copies=7,
+            host_count=2,
+        ),
+        **changes,
+    )
+
+
+def refused(host: InProcessHost, request: protocol.Attach, pid: int) -> None:
+    with pytest.raises(RunBusyError):
+        host.call_and_wait(host.service.attach(request, pid))
+    host.call(asyncio.sleep(0.01))
+
+
+def test_a_refused_start_changes_nothing(tmp_path: Path) -> None:
+    with in_process_host(tmp_path) as host:
+        host.start_agent()
+        trainer = host.attach()
+        host.save(trainer, 5)
+        host.settle()
+        before = known(host)
+        other = host.start_process()
+        try:
+            refused(host, stranger("another"), other.pid)
+            assert known(host) == before
+        finally:
+            other.kill()
+            other.wait()
+        host.save(trainer, 6)
+        host.settle()
+        assert host.look().timeline[-1].step == 6
+
+
+def test_refused_starts_never_take_the_seat_of_a_live_trainer(
+    tmp_path: Path,
+) -> None:
+    with in_process_host(tmp_path) as host:
+        host.start_agent()
+        trainer = host.attach()
+        host.state.control.cells[step_cell(trainer.place.seat)] = 41
+        before = known(host)
+        other = host.start_process()
+        try:
+            # As after many refused starts: the next seat is the live trainer's, once around.
+            host.service._trainer_sessions._seat = SEAT_COUNT + trainer.place.seat
+            refused(host, stranger("another"), other.pid)
+            assert known(host) == before
+        finally:
+            other.kill()
+            other.wait()
+
+
+def test_a_rank_that_cannot_be_leaves_no_start_behind(tmp_path: Path) -> None:
+    with in_process_host(tmp_path) as host:
+        host.start_agent()
+        before = known(host)
+        with pytest.raises(InvalidArgumentError, match="rank 3 of 1"):
+            host.call(host.service.attach(stranger("another", rank=3), 1))
+        assert known(host) == before
+
+
+def test_what_a_start_asks_holds_once_its_attempt_has_begun(tmp_path: Path) -> None:
+    with in_process_host(tmp_path) as host:
+        host.start_agent()
+        other = host.start_process()
+        try:
+            host.call_and_wait(host.service.attach(stranger("another"), other.pid))
+            state = host.state
+            assert state.durable_policies.save == save_decision_policy.FixedIntervalPolicy(77)
+            assert (state.linger_secs, state.has_ram) == (1.0, False)
+            assert state.pool.limit_bytes == 12345
+            assert host.service.coordinator.domain == "elsewhere"
+        finally:
+            other.kill()
+            other.wait()
+
+
+def test_a_start_that_fails_restores_the_layout(tmp_path: Path) -> None:
+    with in_process_host(tmp_path) as host:
+        host.start_agent()
+        before = known(host)
+        (host.run / "attempts").symlink_to(tmp_path)
+        other = host.start_process()
+        try:
+            with pytest.raises(StorageError, match="symbolic link"):
+                host.call_and_wait(host.service.attach(stranger("another"), other.pid))
+            host.call(asyncio.sleep(0.01))
+            assert known(host) == before
+        finally:
+            other.kill()
+            other.wait()
+
+
+def test_an_agent_that_has_refused_its_only_start_and_holds_nothing_leaves(tmp_path: Path) -> None:
+    with in_process_host(tmp_path) as host:
+        host.start_agent()
+        with pytest.raises(RunBusyError):
+            host.call(host.service.attach(stranger("another"), 0))
+        assert host.service._leaves_in_secs() <= REFUSED_SECS
+        host.clock.sleep(REFUSED_SECS)
+        assert host.service._leaves_in_secs() == 0.0
+        # One that is admitted in time keeps it.
+        host.attach()
+        assert host.service._leaves_in_secs() is None
+
+
+def test_a_process_of_another_pid_namespace_is_refused_by_that_reason(tmp_path: Path) -> None:
+    with in_process_host(tmp_path) as host:
+        host.start_agent()
+        # The kernel reports a process that the agent's namespace does not have as 0.
+        with pytest.raises(RunBusyError, match=r"another PID namespace.*HOLDFAST_RAM"):
+            host.call(host.service.attach(stranger("another"), 0))

@@ -1,0 +1,205 @@
+"""The agent's operations on its stores: which of them wait for which."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from holdfast.clock import SystemClock
+from holdfast.coordination import effects, inputs
+from holdfast.engine.lifecycle.attempts import AttemptStart, begin_attempt
+from holdfast.engine.lifecycle.catalog import list_checkpoints
+from holdfast.engine.lifecycle.commit import remove
+from holdfast.engine.lifecycle.leases import Leases
+from holdfast.engine.tiers.remote_checkpoints import RemoteCheckpoints
+from holdfast.host.config import AgentConfig
+from holdfast.host.retention import Retention
+from holdfast.host.state import AgentState, RemoteTarget, open_state
+from holdfast.host.storage_worker import StorageWorker
+from holdfast.observe.events.uploaded_segments import SegmentUploads
+from holdfast.peers.address import PeerAddress
+from holdfast.peers.directory import PeerDirectory
+from holdfast.peers.store import PeerStore
+from holdfast.store.file_system import LOCAL
+from tests.attempts import attempt_id
+from tests.engine.making import RUN_ID, TIME, Made, memory_folder
+
+WAIT_SECS = 10.0
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Iterator[AgentState]:
+    with memory_folder() as folder:
+        config = AgentConfig(run=str(tmp_path), run_id=RUN_ID, host="a", folder=folder)
+        made = open_state(config, SystemClock(), LOCAL)
+        start = AttemptStart(run_id=RUN_ID, origin=None, host="a", pid=1, time=TIME)
+        begin_attempt(made.durable, attempt_id(1), start)
+        yield made
+        made.ram.close()
+
+
+@pytest.fixture
+def told() -> list[int]:
+    """The steps whose manifests were written."""
+    return []
+
+
+@pytest.fixture
+def storage_worker(state: AgentState, told: list[int]) -> Iterator[StorageWorker]:
+    peers = PeerDirectory(RUN_ID, SystemClock())
+    made = StorageWorker(state, peers, lambda manifest, secs: told.append(manifest.step))
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def made(state: AgentState) -> Made:
+    """A checkpoint whose only part is durable."""
+    made = Made()
+    made.add(("w",), np.arange(8))
+    made.write(state.durable)
+    return made
+
+
+def test_a_commit_does_not_wait_for_the_bytes_of_the_next_checkpoint(
+    storage_worker: StorageWorker, made: Made, told: list[int]
+) -> None:
+    """They may take as long as the ones before: what is durable would count that much later."""
+    is_written = threading.Event()
+
+    async def both() -> inputs.CommitWritten | inputs.CommitFailed:
+        writing = asyncio.create_task(storage_worker.write(is_written.wait, WAIT_SECS))
+        await asyncio.sleep(0)
+        try:
+            async with asyncio.timeout(WAIT_SECS / 2):
+                return await storage_worker.commit(effects.Commit(made.id, 1))
+        finally:
+            is_written.set()
+            await writing
+
+    assert asyncio.run(both()) == inputs.CommitWritten(made.id)
+    assert told == [made.id.step]
+
+
+def test_what_is_being_removed_is_not_committed(
+    state: AgentState, storage_worker: StorageWorker, made: Made, told: list[int]
+) -> None:
+    async def both() -> inputs.CommitWritten | inputs.CommitFailed:
+        with storage_worker.alone_with(made.id):
+            committing = asyncio.create_task(storage_worker.commit(effects.Commit(made.id, 1)))
+            await asyncio.sleep(0.2)
+            assert not committing.done()
+            (listing,) = list_checkpoints(state.durable).values()
+            remove(state.durable, made.id, listing)
+        return await committing
+
+    assert isinstance(asyncio.run(both()), inputs.CommitFailed)
+    assert not told
+    assert not list_checkpoints(state.durable)
+
+
+def test_a_removal_waits_for_the_commit_of_what_it_removes(
+    state: AgentState, storage_worker: StorageWorker, made: Made
+) -> None:
+    coordinator: Any = SimpleNamespace(
+        node=SimpleNamespace(attempt=attempt_id(1), is_leading=True, pending_ids=list)
+    )
+    retention = Retention(state, storage_worker, coordinator)
+    with ThreadPoolExecutor(1) as pool:
+        with storage_worker.alone_with(made.id):
+            removing = pool.submit(retention._remove_everywhere, made.id)
+            with pytest.raises(TimeoutError):
+                removing.result(0.2)
+            assert list_checkpoints(state.durable)
+        removing.result(WAIT_SECS)
+    assert not list_checkpoints(state.durable)
+
+
+class OneSilentHost(PeerDirectory):
+    """Host `z` of rank 0 has sent a message and sends none any more; nothing may be asked of it."""
+
+    def __init__(self) -> None:
+        super().__init__(RUN_ID, SystemClock(), "token")
+        self.update_address("z", PeerAddress("192.0.2.1", 9))
+        self.leaders, self.silence_secs = ("z", "a"), 0.0
+        self.note_message("z")
+
+    def store_of(self, host: str) -> PeerStore:
+        raise AssertionError(f"{host} was asked")
+
+
+def test_the_record_of_a_silent_hosts_rank_is_awaited_in_the_durable_tier(
+    state: AgentState,
+) -> None:
+    """The host is cut off, and writes its part there once it misses this one."""
+    worker = StorageWorker(state, OneSilentHost(), lambda manifest, secs: None)
+    late = Made()
+    late.add(("w",), np.arange(8))
+    with contextlib.closing(worker), ThreadPoolExecutor(1) as pool:
+        found = pool.submit(worker._spec, late.id, 1)
+        with pytest.raises(TimeoutError):
+            found.result(0.5)
+        late.write(state.durable)
+        assert found.result(WAIT_SECS).arrays
+
+
+@pytest.mark.parametrize("is_leading", [True, False])
+def test_only_the_host_that_leads_removes_images(
+    state: AgentState, storage_worker: StorageWorker, made: Made, is_leading: bool
+) -> None:
+    """Another one could not exclude a commit that reuses them."""
+    coordinator: Any = SimpleNamespace(
+        node=SimpleNamespace(attempt=attempt_id(1), is_leading=is_leading, pending_ids=list)
+    )
+    Retention(state, storage_worker, coordinator)._remove_everywhere(made.id)
+    names = [stored.key.rpartition("/")[2] for stored in state.durable.list("checkpoints")]
+    assert names == ([] if is_leading else ["image-00000-of-00001.safetensors"])
+
+
+def test_a_remote_tier_that_does_not_answer_delays_no_renewal_of_the_lease(
+    state: AgentState, storage_worker: StorageWorker, tmp_path: Path
+) -> None:
+    class Silent:
+        """Objects of a service that answers nothing until it is released."""
+
+        def __init__(self) -> None:
+            self.calls = 0
+            self.is_released = threading.Event()
+
+        def put(self, key: str, data: bytes) -> None:
+            self.calls += 1
+            self.is_released.wait(WAIT_SECS)
+
+    silent: Any = Silent()
+    store: Any = SimpleNamespace(fleeting=silent)
+    uploads = SegmentUploads(state.durable.home, store, "a", state.clock)
+    state.remote = RemoteTarget(
+        place="s3://bucket/run",
+        store=store,
+        checkpoints=RemoteCheckpoints(state.durable, store),
+        uploads=uploads,
+    )
+    leases = Leases(state.durable.fleeting, RUN_ID)
+
+    async def renew(counter: int) -> None:
+        async with asyncio.timeout(WAIT_SECS / 2):
+            await storage_worker.renew_lease(effects.RenewLease(attempt_id(1), 1, counter))
+
+    for counter in range(1, 5):
+        asyncio.run(renew(counter))
+        seen = leases.read(1)
+        assert seen is not None
+        assert seen.stamp.startswith(f"1.{counter}.")
+    silent.is_released.set()
+    storage_worker._remote_leases.wait_idle(WAIT_SECS)
+    # Of those that waited, the last one was written.
+    assert silent.calls == 2

@@ -1,0 +1,50 @@
+"""Continuous saves find a slot ready, so that no step donates what a checkpoint still holds."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import holdfast
+from holdfast import save_decision_policy
+from holdfast.engine.saving.part_writer import PartWriter
+from holdfast.trainer.save.saver import Saver, SaveRequest
+from tests.hosts import Host
+
+SIZE = 4_000_000
+SAVES = 40
+STEP_SECS = 0.003
+
+
+def test_a_target_is_met_at_the_step_at_which_a_slot_is_free(
+    one_host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[tuple[int, bool]] = []
+    begin = Saver._begin
+
+    def noted(
+        self: Saver, request: SaveRequest, held: contextlib.ExitStack | None = None
+    ) -> PartWriter | None:
+        part = begin(self, request, held)
+        if held is not None:
+            begun.append((request.plan.id.step, part is not None))
+        return part
+
+    monkeypatch.setattr(Saver, "_begin", noted)
+    step_function = jax.jit(lambda x: x + 1, donate_argnums=0)
+    state, step = jnp.zeros(SIZE), 0
+    policy = save_decision_policy.ContinuousCheckpointingPolicy()
+    with holdfast.CheckpointManager(tmp_path / "run", save_decision_policy=policy) as saving:
+        while len(begun) < SAVES:
+            state = jax.block_until_ready(step_function(state))
+            saving.save(step, state)
+            time.sleep(STEP_SECS)
+            step += 1
+    # The first step may come before the first slot is made.
+    late = [number for number, was_ready in begun if number > 0 and not was_ready]
+    assert not late

@@ -1,0 +1,93 @@
+"""What importing Holdfast, and starting its agent, may load.
+
+Modules are the part of a start that can be held without timing: each of those named here costs
+tens of milliseconds. A timing of the whole is the row `start` of `benchmarks`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import holdfast
+from tests.hosts import host
+
+HTTP = frozenset({"aiohttp", "http.client", "http.server", "ssl", "urllib.request"})
+TERMINAL = frozenset({"rich", "click"})
+FRAMEWORKS = frozenset({"jax", "jaxlib", "torch"})
+ARRAYS = frozenset({"numpy", "ml_dtypes"})
+PARTS = frozenset(
+    {"asyncio", "logging", "msgspec", "psutil", "holdfast.trainer", "holdfast.policy", "xxhash"}
+)
+
+
+def loaded_by(statement: str) -> set[str]:
+    """Return the modules that a fresh interpreter has loaded after a statement."""
+    program = f"import json, sys\n{statement}\nprint(json.dumps(sorted(sys.modules)))"
+    found = subprocess.run(
+        [sys.executable, "-c", program], check=True, capture_output=True, text=True, timeout=60
+    )
+    return set(json.loads(found.stdout))
+
+
+def test_importing_holdfast_loads_nothing_but_itself() -> None:
+    found = loaded_by("import holdfast")
+    assert not found & (HTTP | TERMINAL | FRAMEWORKS | ARRAYS | PARTS)
+    assert {name for name in found if name.startswith("holdfast")} == {"holdfast"}
+
+
+@pytest.mark.parametrize("name", holdfast.__all__)
+def test_each_public_name_is_found_on_first_use(name: str) -> None:
+    assert loaded_by(f"from holdfast import {name}") >= {"holdfast"}
+    loaded_by(f"import holdfast\nassert '{name}' in dir(holdfast)\nholdfast.{name}")
+
+
+def test_a_name_that_there_is_not_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'checkpoint_manager'"):
+        holdfast.checkpoint_manager  # type: ignore[attr-defined]  # noqa: B018
+
+
+def test_policies_are_set_without_http_arrays_or_frameworks() -> None:
+    found = loaded_by("from holdfast import preservation_policy, save_decision_policy")
+    assert not found & (HTTP | TERMINAL | FRAMEWORKS | ARRAYS | {"asyncio", "psutil"})
+
+
+def test_the_manager_is_imported_without_servers_terminals_or_a_framework() -> None:
+    found = loaded_by("from holdfast import CheckpointManager")
+    assert not found & (HTTP | TERMINAL | FRAMEWORKS | {"asyncio", "psutil", "ml_dtypes"})
+
+
+def test_the_agents_modules_load_no_http_arrays_terminal_or_framework() -> None:
+    # OpenSSL comes with asyncio.
+    found = loaded_by("import holdfast.host.process")
+    assert not found & ((HTTP - {"ssl"}) | TERMINAL | FRAMEWORKS | ARRAYS)
+
+
+def test_an_agent_takes_a_trainer_before_arrays_and_http_are_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with host() as own:
+        monkeypatch.setenv("HOLDFAST_RAM", str(own.folder))
+        monkeypatch.setenv("HOLDFAST_HOST", own.name)
+        ram = holdfast.RamTier(linger_secs=0)
+        with holdfast.CheckpointManager(tmp_path / "run", ram=ram) as manager:
+            pid = own.agent().pid
+            assert not _mapped_packages(pid) & {"numpy", "ml_dtypes", "aiohttp", "jaxlib"}
+            manager.save(0, {"w": np.arange(1000.0)}, force=True)
+            manager.wait_until_finished(timeout_secs=60)
+            # A commit needs NumPy, so this sees what is loaded.
+            found = _mapped_packages(pid)
+            assert "numpy" in found
+            assert not found & {"aiohttp", "jaxlib"}
+
+
+def _mapped_packages(pid: int) -> set[str]:
+    """Return the packages whose shared libraries a process has mapped."""
+    maps = Path(f"/proc/{pid}/maps").read_text()
+    return set(re.findall(r"/site-packages/([A-Za-z_]+)[^\n]*\.so", maps))
