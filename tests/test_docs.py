@@ -17,6 +17,7 @@ from tests.hosts import host
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "holdfast"
+DECISIONS = sorted((ROOT / "docs" / "decisions").glob("*.md"))
 PAGES = [ROOT / "README.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").rglob("*.md"))]
 MARKED = re.compile(r"<!-- run -->\n```python\n(.*?)```", re.DOTALL)
 ANY = re.compile(r"```python\n(.*?)```", re.DOTALL)
@@ -147,10 +148,18 @@ def _wrong_modules(text: str) -> list[str]:
     return [d for d in found if Path(d).suffix not in FILES and not _is_in_the_package(d)]
 
 
+STATUS = re.compile(r"\A# \d+\. .+\n\n\*\*Status\.\*\* (In force|Replaced by \[\d{4}\])")
+
+
+@pytest.mark.parametrize("page", DECISIONS, ids=lambda page: page.name[:4])
+def test_a_decision_has_a_status(page: Path) -> None:
+    assert STATUS.match(page.read_text()), page
+
+
 def test_decisions_are_numbered_in_a_row() -> None:
-    pages = sorted((ROOT / "docs" / "decisions").glob("*.md"))
-    assert [page.name[:4] for page in pages] == [f"{n:04}" for n in range(1, len(pages) + 1)]
-    for number, page in enumerate(pages, 1):
+    numbers = [f"{n:04}" for n in range(1, len(DECISIONS) + 1)]
+    assert [page.name[:4] for page in DECISIONS] == numbers
+    for number, page in enumerate(DECISIONS, 1):
         assert page.read_text().startswith(f"# {number}. "), page
 
 

@@ -1,4 +1,4 @@
-"""The command line: `holdfast ls`, `show`, `verify`, `save`, `status`, `stop`, `run`, `demo`.
+"""The command line. Each command has a module of its name; `main` registers them all.
 
 Invariants:
 - Every command that prints results accepts `--json`: its stdout is then exactly one JSON document.

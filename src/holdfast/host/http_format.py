@@ -2,7 +2,7 @@
 
 Pure functions, used by the agent's server and by its clients. Only the parts of HTTP that
 `http.client`, `curl` and these clients send are understood; everything else is refused, so that
-both ends always agree where a message ends. `docs/decisions/0023` says why no library does this.
+both ends always agree where a message ends. `docs/decisions/0024` says why no library does this.
 """
 
 from __future__ import annotations
