@@ -69,7 +69,7 @@ def test_only_a_newest_checkpoint_of_the_timeline_that_is_not_durable_is_lost(
         start = AttemptStart(
             run_id=RUN_ID, origin=origin, host="host-b", pid=1, time=host.clock.now()
         )
-        assert begin_attempt(host.state.durable, attempt_id(2), start) is not None
+        assert begin_attempt(host.agent.run.durable, attempt_id(2), start) is not None
         _check_nothing_lost(ended(host.run, (first, 20)), clock)
         shutil.rmtree(host.run)
         _check_nothing_lost(ended(host.run, (first, 20)), clock)

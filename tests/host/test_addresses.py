@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.errors import InvalidArgumentError
-from holdfast.host.coordinator import Coordinator
+from holdfast.host.peer_network import PeerNetwork
 from holdfast.peers.address import PeerAddress, parse_address
 from holdfast.peers.store import PeerStore
 from holdfast.peers.wire import HOSTS_SIZE_MAX_BYTES, hosts_text, parse_hosts
@@ -44,26 +44,25 @@ def test_what_tells_of_no_addresses_is_refused(text: str) -> None:
 
 
 @pytest.fixture
-def coordinator(tmp_path: Path) -> Iterator[Coordinator]:
+def network(tmp_path: Path) -> Iterator[PeerNetwork]:
     with in_process_host(tmp_path) as host:
         host.start_agent()
-        assert host.service is not None
-        yield host.service.coordinator
+        yield host.agent.network
 
 
-def test_what_others_say_of_a_host_counts_where_it_is_newer(coordinator: Coordinator) -> None:
-    known = coordinator._peers.addresses
-    coordinator.update_addresses({"host-b": OLD})
+def test_what_others_say_of_a_host_counts_where_it_is_newer(network: PeerNetwork) -> None:
+    known = network.peers.addresses
+    network.update_addresses({"host-b": OLD})
     assert known() == {"host-b": OLD}
-    coordinator.update_addresses({"host-b": NEW})
+    network.update_addresses({"host-b": NEW})
     assert known() == {"host-b": NEW}
     # A trainer comes back with what was right when its job began.
-    coordinator.update_addresses({"host-b": OLD})
+    network.update_addresses({"host-b": OLD})
     assert known() == {"host-b": NEW}
     # A host's own report counts even if its clock was set back.
-    coordinator.reached("host-b", OLD)
+    network.reached("host-b", OLD)
     assert known() == {"host-b": OLD}
-    coordinator.update_addresses({"host-a": NEW})
+    network.update_addresses({"host-a": NEW})
     assert "host-a" not in known(), "this host is no peer of its own"
 
 
@@ -74,8 +73,7 @@ def test_a_later_agent_counts_as_later_also_where_the_clock_was_set_back(tmp_pat
         for secs in (0.0, -9_000.0, 100.0):
             clock.secs += secs
             host.start_agent()
-            assert host.service is not None
-            numbers.append(host.service.coordinator.node.identity.incarnation)
+            numbers.append(host.agent.driver.node.identity.incarnation)
             host.crash_agent()
     assert numbers == sorted(set(numbers))
 

@@ -45,7 +45,7 @@ def request(path: Path, directory: str) -> Attach:
 def look(host: InProcessHost) -> DirectoryWatch:
     """Lets the agent look at its directory once; its watch."""
     assert host.service is not None
-    watch = host.service._directory
+    watch = host.agent.directory
     host.call(watch._check_once())
     return watch
 
@@ -59,7 +59,7 @@ def test_a_trainer_of_another_directory_is_refused_by_name(tmp_path: Path) -> No
             RunBusyError, match=rf"open {other}: .* live .* at {host.run} \(process"
         ):
             host.call(host.service.attach(request(other, RunDirectory(other).identity_text), 1))
-        assert [member.pid for member in host.state.group.present] == [trainer.process.pid]
+        assert [member.pid for member in host.agent.trainers.group.present] == [trainer.process.pid]
 
 
 def test_a_lingering_agent_says_to_a_trainer_of_another_directory_when_it_leaves(
@@ -84,7 +84,7 @@ def test_a_directory_is_the_same_by_its_path_where_its_device_has_another_number
         process = host.start_process()
         try:
             host.call_and_wait(host.service.attach(request(host.run, "1:1"), process.pid))
-            assert host.state.group.present
+            assert host.agent.trainers.group.present
         finally:
             process.kill()
             process.wait()
@@ -93,11 +93,11 @@ def test_a_directory_is_the_same_by_its_path_where_its_device_has_another_number
 def lost(host: InProcessHost) -> str:
     """Lets the agent see that its directory is gone, and leave; what it tells its trainers."""
     assert look(host).is_lost
-    notices = host.call(host.state.notices.after(0))
+    notices = host.call(host.agent.trainers.notices.after(0))
     assert notices.notices[-1].kind == "lost"
     host.clock.sleep(1.1)
     assert host.service is not None
-    assert host.service._leaves_in_secs() == 0.0
+    assert host.agent.leaves_in_secs() == 0.0
     return notices.notices[-1].reason
 
 
@@ -117,7 +117,7 @@ def test_an_agent_leaves_once_its_directory_was_deleted(tmp_path: Path) -> None:
         text = lost(host)
         assert f"{host.run}: it was deleted" in text
         assert "RAM" not in text
-        assert host.service.is_all_durable
+        assert host.agent.is_all_durable
 
 
 @pytest.mark.parametrize("is_durable", [False, True])
@@ -137,7 +137,7 @@ def test_what_may_be_in_ram_alone_stays_there_when_the_directory_is_gone(
         shutil.rmtree(host.run)
         assert f"RAM ({host.folder}) keeps step 2, " in lost(host)
         assert host.service is not None
-        assert not host.service.is_all_durable
+        assert not host.agent.is_all_durable
         host.crash_agent()
         ram, _ = host.stores()
         assert [c.step for c, listing in list_checkpoints(ram).items() if listing.parts] == [2]
@@ -167,7 +167,7 @@ def test_an_agent_that_leaves_an_unmounted_directory_keeps_what_ram_alone_has(
             host.clock.sleep(UNREACHABLE_SECS)
         assert "keeps step 1, " in lost(host)
         assert host.service is not None
-        assert not host.service.is_all_durable
+        assert not host.agent.is_all_durable
         place = noted_place(host.folder)
         assert place is not None
         assert not place.is_gone
@@ -196,7 +196,7 @@ def test_an_agent_whose_directory_was_replaced_makes_way_for_another_one(tmp_pat
         attaching = host.service.attach(request(host.run, RunDirectory(host.run).identity_text), 1)
         with pytest.raises(TimeoutError):
             host.call(asyncio.wait_for(attaching, 0.5))
-        assert host.service._directory.is_lost
+        assert host.agent.directory.is_lost
 
 
 def test_an_agent_that_leaves_admits_no_trainer(tmp_path: Path) -> None:
@@ -204,14 +204,14 @@ def test_an_agent_that_leaves_admits_no_trainer(tmp_path: Path) -> None:
         host.start_agent()
         assert host.service is not None
         host.clock.sleep(LINGER_SECS + 1)
-        assert host.service._leaves_in_secs() == 0.0
-        host.call(host.service._run())
+        assert host.agent.leaves_in_secs() == 0.0
+        host.call(host.agent.act_until_exit())
         before = sorted((host.run / "attempts").glob("*"))
         attaching = host.service.attach(request(host.run, RunDirectory(host.run).identity_text), 1)
         # The caller finds no agent once this one has left, and starts the next one.
         with pytest.raises(TimeoutError):
             host.call(asyncio.wait_for(attaching, 0.5))
-        assert not host.service._trainer_sessions.is_starting
+        assert not host.agent.sessions.is_starting
         # Nor has it begun an attempt, which the next one would take over.
         assert sorted((host.run / "attempts").glob("*")) == before
 
@@ -237,7 +237,7 @@ def test_nothing_is_committed_or_begun_where_the_record_names_another_run(tmp_pa
         trainer = host.attach()
         host.save(trainer, 1)
         data = seal(RunRecord(run_id="another", time=host.clock.now()))
-        host.state.durable.put(RUN_FILE, data)
+        host.agent.run.durable.put(RUN_FILE, data)
         host.settle()
         assert not manifests(host.run)
         with pytest.raises(StorageError, match=r"expected run .*, found run another"):

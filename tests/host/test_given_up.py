@@ -19,13 +19,13 @@ def test_a_checkpoint_that_is_given_up_is_named_with_the_reason() -> None:
         lost = GivenUp(
             checkpoint_id(234), CheckpointStatus.PROTECTED, "no host holds the parts of rank 1"
         )
-        agent.service._on_effect(lost)
+        agent.agent.carry_out(lost)
         trainer = agent.attach()
         assert trainer.place.warnings == (
             "step 234 of attempt 1 was protected, and the run continues without it: no host holds "
             "the parts of rank 1",
         )
-        (told,) = events(Path(agent.state.config.run), "given_up")
+        (told,) = events(Path(agent.agent.run.config.run), "given_up")
         assert (told["step"], told["attempt"], told["status"]) == (234, 1, "protected")
         assert told["reason"] == lost.reason
         assert agent.attach(takeover=True).place.warnings == ()

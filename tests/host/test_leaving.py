@@ -33,7 +33,7 @@ def host() -> Iterator[InProcessHost]:
 def leaves_in_secs(host: InProcessHost) -> float | None:
     host.settle()
     assert host.service is not None
-    return host.service._leaves_in_secs()
+    return host.agent.leaves_in_secs()
 
 
 def test_an_agent_leaves_soon_after_a_close_with_everything_durable(host: InProcessHost) -> None:
@@ -73,7 +73,7 @@ def test_an_agent_stays_no_longer_once_the_awaited_process_has_attached(
     host.clock.sleep(EXPECTED_SECS)
     assert leaves_in_secs(host) == 0.0
     host.call(host.service.expect(protocol.Empty(), os.getpid()))
-    host.service._expected.remove_process(os.getpid())
+    host.agent.expected.remove_process(os.getpid())
     assert leaves_in_secs(host) == 0.0
 
 
@@ -81,11 +81,11 @@ def test_an_agent_makes_the_newest_checkpoint_durable_before_it_leaves(host: InP
     trainer = host.attach()
     newest = host.save(trainer, 1, durable=False)
     host.settle()
-    assert newest not in list_checkpoints(host.state.durable)
+    assert newest not in list_checkpoints(host.agent.run.durable)
     host.detach(trainer)
     host.clock.sleep(CLOSED_SECS)
     assert leaves_in_secs(host) == 0.0
-    assert list_checkpoints(host.state.durable)[newest].is_committed
+    assert list_checkpoints(host.agent.run.durable)[newest].is_committed
 
 
 def test_an_agent_lingers_for_a_trainer_that_died(host: InProcessHost) -> None:
@@ -105,9 +105,9 @@ def test_an_agent_stays_while_a_start_waits(host: InProcessHost) -> None:
     host.clock.sleep(LINGER_SECS)
     assert leaves_in_secs(host) == 0.0
     assert host.service is not None
-    host.service._trainer_sessions._starts["token"] = None  # type: ignore[assignment]
-    assert host.service._leaves_in_secs() is None
-    host.service._trainer_sessions._starts.clear()
+    host.agent.sessions._starts["token"] = None  # type: ignore[assignment]
+    assert host.agent.leaves_in_secs() is None
+    host.agent.sessions._starts.clear()
 
 
 def test_an_agent_whose_run_another_host_has_taken_over_leaves_and_frees_its_ram(
@@ -117,15 +117,15 @@ def test_an_agent_whose_run_another_host_has_taken_over_leaves_and_frees_its_ram
     host.save(trainer, 1)
     host.settle()
     start = AttemptStart(run_id=RUN_ID, origin=None, host="host-b", pid=1, time=host.clock.now())
-    assert begin_attempt(host.state.durable, attempt_id(2), start) is not None
+    assert begin_attempt(host.agent.run.durable, attempt_id(2), start) is not None
     host.save(trainer, 2)
     host.settle()
-    assert host.state.group is None
+    assert host.agent.trainers.group is None
     assert host.service is not None
-    assert not host.service.coordinator.node.is_settled
+    assert not host.agent.driver.node.is_settled
     host.clock.sleep(CLOSED_SECS)
     assert leaves_in_secs(host) == 0.0
-    assert host.service.is_all_durable
+    assert host.agent.is_all_durable
 
 
 def test_hosts_know_that_a_job_was_closed_only_once_every_rank_has_detached() -> None:

@@ -26,8 +26,8 @@ from holdfast.engine.tiers.shared_attempts import share_attempts
 from holdfast.errors import NotARunError
 from holdfast.format.names import CheckpointId
 from holdfast.host import mirror_worker
+from holdfast.host.agent_run import RemoteTarget
 from holdfast.host.mirroring import Mirroring
-from holdfast.host.state import RemoteTarget
 from holdfast.observe.events.uploaded_segments import SegmentUploads
 from holdfast.policy.preservation_policy import LatestN
 from holdfast.policy.save_decision_policy import (
@@ -66,21 +66,21 @@ class Rig:
         self.place.mkdir()
         self.remote = DiskStore(self.place, host.clock, self.files, tier="remote")
         create_run(self.remote, str(self.place), RUN_ID, host.clock.now())
-        share_attempts(host.state.durable, self.remote)
+        share_attempts(host.agent.run.durable, self.remote)
         self.use(FixedIntervalPolicy(1))
 
     @property
     def mirroring(self) -> Mirroring:
         assert self.host.service is not None
-        return self.host.service._mirroring
+        return self.host.agent.mirroring
 
     def use(self, policy: SaveDecisionPolicy, keep: int = 2) -> None:
-        state = self.host.state
-        state.remote = RemoteTarget(
+        run = self.host.agent.run
+        run.remote = RemoteTarget(
             place=str(self.place),
             store=self.remote,
-            checkpoints=RemoteCheckpoints(state.durable, self.remote),
-            uploads=SegmentUploads(state.durable.home, self.remote, "host-a", state.clock),
+            checkpoints=RemoteCheckpoints(run.durable, self.remote),
+            uploads=SegmentUploads(run.durable.home, self.remote, "host-a", run.clock),
             save=policy,
             preserve=LatestN(keep),
         )
@@ -158,7 +158,7 @@ def test_a_remote_tier_that_fails_is_reported_once_and_gets_the_newest_one_later
         rig.save(step)
         rig.act()
     assert rig.steps() == []
-    assert rig.steps(rig.host.state.durable) == [2, 3]
+    assert rig.steps(rig.host.agent.run.durable) == [2, 3]
     assert [event["step"] for event in rig.events("upload_failed")] == [1]
     status = rig.mirroring.upload_status()
     assert status is not None
@@ -218,7 +218,7 @@ def act_while_listing(rig: Rig, slow: SlowRemote, meanwhile: Callable[[], None])
 def test_a_checkpoint_committed_while_the_tiers_are_listed_is_the_newest_one(
     rig: Rig, slow: SlowRemote
 ) -> None:
-    (manifest,) = read_manifests(rig.host.state.durable, [CheckpointId(2, rig.trainer.attempt)])
+    (manifest,) = read_manifests(rig.host.agent.run.durable, [CheckpointId(2, rig.trainer.attempt)])
     later = msgspec.structs.replace(manifest, step=3)
     act_while_listing(rig, slow, lambda: rig.mirroring.on_committed(later))
     assert rig.mirroring.awaited_place == str(rig.place)
@@ -229,17 +229,17 @@ def test_preservation_spares_a_checkpoint_until_it_is_uploaded(rig: Rig) -> None
     rig.fail(FailurePlan(DENIED, until=float("inf"), operations={"write"}))
     rig.save(1, 2, 3, 4)
     rig.act()
-    assert rig.steps(rig.host.state.durable) == [1, 3, 4]
+    assert rig.steps(rig.host.agent.run.durable) == [1, 3, 4]
     rig.fail(None)
     rig.act()
     rig.act()
     assert rig.steps() == [1]
-    assert rig.steps(rig.host.state.durable) == [3, 4]
+    assert rig.steps(rig.host.agent.run.durable) == [3, 4]
 
 
 def test_parts_are_read_from_ram_and_where_that_is_gone_from_the_directory(rig: Rig) -> None:
     rig.save(1)
-    ram = rig.host.state.ram
+    ram = rig.host.agent.ram.store
     (checkpoint,) = list_checkpoints(ram)
     image = next(rig.host.run.glob("checkpoints/*/image-*"))
     right = image.read_bytes()
@@ -288,7 +288,7 @@ def test_an_attempt_that_the_remote_tier_alone_knows_fences_this_one(rig: Rig) -
     rig.act()
     assert rig.steps() == [1]
     assert [event["by_attempt"] for event in rig.events("fenced")] == [2]
-    assert rig.host.state.group is None
+    assert rig.host.agent.trainers.group is None
 
 
 def test_attempts_of_another_run_at_the_place_of_the_remote_tier_fence_nothing(rig: Rig) -> None:
@@ -305,7 +305,7 @@ def test_attempts_of_another_run_at_the_place_of_the_remote_tier_fence_nothing(r
     for _ in range(3):
         rig.host.call(rig.mirroring.look_for_takeover())
         rig.host.settle()
-    assert rig.host.state.group is not None
+    assert rig.host.agent.trainers.group is not None
 
 
 def test_an_attempt_that_began_in_the_remote_tier_fences_one_that_uploads_nothing(rig: Rig) -> None:
@@ -328,10 +328,10 @@ def test_an_attempt_that_began_in_the_remote_tier_fences_one_that_uploads_nothin
     # It may be this host's own, which is recorded there first.
     rig.host.call(rig.mirroring.look_for_takeover())
     rig.host.settle()
-    assert rig.host.state.group is not None
+    assert rig.host.agent.trainers.group is not None
     rig.host.call(rig.mirroring.look_for_takeover())
     rig.host.settle()
-    assert rig.host.state.group is None
+    assert rig.host.agent.trainers.group is None
     assert [event["by_attempt"] for event in rig.events("fenced")] == [2]
 
 
@@ -358,16 +358,15 @@ def test_an_agent_without_trainers_stays_until_the_newest_checkpoint_is_uploaded
     rig.fail(FailurePlan(DENIED, until=float("inf"), operations={"write"}))
     rig.host.detach(rig.trainer)
     rig.host.settle()
-    service = rig.host.service
-    assert service is not None
-    assert service._leaves_in_secs() is None
+    agent = rig.host.agent
+    assert agent.leaves_in_secs() is None
     rig.act()
-    assert service._leaves_in_secs() is None
+    assert agent.leaves_in_secs() is None
     assert rig.mirroring.awaited_place == str(rig.place)
     rig.fail(None)
     rig.act()
     assert rig.steps() == [1, 2]
-    assert service._leaves_in_secs() is not None
+    assert agent.leaves_in_secs() is not None
     assert rig.mirroring.awaited_place == ""
 
 
@@ -379,16 +378,15 @@ def test_an_agent_gives_up_a_remote_tier_that_fails_for_an_hour(rig: Rig) -> Non
     rig.host.clock.sleep(3700)
     rig.host.detach(rig.trainer)
     rig.host.settle()
-    service = rig.host.service
-    assert service is not None
-    assert service._leaves_in_secs() is None
+    agent = rig.host.agent
+    assert agent.leaves_in_secs() is None
     rig.host.clock.sleep(3700)
     rig.act()
-    assert service._leaves_in_secs() is not None
+    assert agent.leaves_in_secs() is not None
 
 
 def test_attempts_are_copied_both_ways_and_other_ones_are_refused(rig: Rig, tmp_path: Path) -> None:
-    durable, clock = rig.host.state.durable, rig.host.clock
+    durable, clock = rig.host.agent.run.durable, rig.host.clock
 
     def begin(store: DiskStore, number: int, host: str) -> None:
         start = AttemptStart(run_id=RUN_ID, origin=None, host=host, pid=1, time=clock.now())

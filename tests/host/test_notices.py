@@ -51,10 +51,10 @@ def test_a_trainer_is_not_notified_of_what_was_before_its_group_came(host: InPro
     first = host.attach()
     host.save(first, 1)
     host.settle()
-    host.state.notices.post(protocol.Notice(kind="warning", reason="it is full"))
+    host.agent.trainers.notices.post(protocol.Notice(kind="warning", reason="it is full"))
     host.detach(first)
     second = host.attach()
-    host.state.notices.post(protocol.Notice(kind="warning", reason="it is full again"))
+    host.agent.trainers.notices.post(protocol.Notice(kind="warning", reason="it is full again"))
     told = watched(host, second, cursor=second.place.cursor).notices
     assert [notice.reason for notice in told if notice.kind == "warning"] == ["it is full again"]
     assert {notice.id for notice in told} == {None}
@@ -81,7 +81,7 @@ def test_a_commit_that_no_notice_has_named_is_named_when_it_is_asked_for(
     for step in (2, 3):
         last = host.save(trainer, step)
         host.settle()
-    end = host.state.notices.count
+    end = host.agent.trainers.notices.count
     told = watched(host, trainer, cursor=0, pending=(first,))
     assert told.unknown == (first,)
     report_again(host, trainer, last)
@@ -93,7 +93,7 @@ def test_a_commit_that_no_notice_has_named_is_named_when_it_is_asked_for(
 def retention(host: InProcessHost) -> Retention:
     host.attach()
     assert host.service is not None
-    return host.service._retention
+    return host.agent.retention
 
 
 def kinds_of(
@@ -103,12 +103,16 @@ def kinds_of(
     is_due: bool = True,
 ) -> list[str]:
     """The kinds of the notices that these are posted as."""
-    before = host.state.notices.count
+    before = host.agent.trainers.notices.count
     for step, status, reason in ends:
-        checkpoint = CheckpointId(step, retention._coordinator.node.attempt)
+        checkpoint = CheckpointId(step, retention._driver.node.attempt)
         retention.on_outcome(effects.ReportOutcome(checkpoint, status, reason, is_due))
-    count = host.state.notices.count - before
-    return [notice.kind for notice in list(host.state.notices._notices)[-count:]] if count else []
+    count = host.agent.trainers.notices.count - before
+    return (
+        [notice.kind for notice in list(host.agent.trainers.notices._notices)[-count:]]
+        if count
+        else []
+    )
 
 
 def test_a_protected_durable_one_is_named_only_where_an_older_one_was_dropped(
@@ -134,14 +138,18 @@ def test_what_was_deleted_or_left_behind_is_not_called_dropped(
     retention.on_outcome(
         effects.ReportOutcome(checkpoint_id(3, 0), CheckpointStatus.DROPPED, "an abandoned branch")
     )
-    assert host.state.notices._notices[-1].kind == "left behind"
+    assert host.agent.trainers.notices._notices[-1].kind == "left behind"
 
 
 def test_a_part_that_is_gone_at_its_source_is_reported_only_if_it_is_still_wanted(
     host: InProcessHost,
 ) -> None:
     storage_worker = StorageWorker(
-        host.state, PeerDirectory("run", host.clock), lambda manifest, secs: None
+        host.agent.run,
+        host.agent.ram,
+        host.agent.trainers,
+        PeerDirectory("run", host.clock),
+        lambda manifest, secs: None,
     )
     pull = effects.Pull(checkpoint_id(1), 0, 2, "host-b")
     gone = ObjectNotFoundError("status 404")

@@ -79,11 +79,11 @@ def test_outages_are_events_and_warnings_and_their_ends_are_events(
 ) -> None:
     posted: list[Notice] = []
     written: list[str] = []
-    monkeypatch.setattr(host.state.notices, "post", posted.append)
+    monkeypatch.setattr(host.agent.trainers.notices, "post", posted.append)
     monkeypatch.setattr(
-        host.state.events, "write", lambda one: written.append(one.__struct_config__.tag)
+        host.agent.run.events, "write", lambda one: written.append(one.__struct_config__.tag)
     )
-    OutageReports(host.state).on_effect(effect)
+    OutageReports(host.agent.run.events, host.agent.trainers.notices).on_effect(effect)
     assert written == [event]
     assert [notice.kind for notice in posted] == ["warning"] * bool(warning)
     assert all(warning in notice.reason for notice in posted)

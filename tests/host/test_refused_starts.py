@@ -11,26 +11,30 @@ import pytest
 
 from holdfast.errors import InvalidArgumentError, RunBusyError, StorageError
 from holdfast.host import protocol
+from holdfast.host.agent import REFUSED_SECS
 from holdfast.host.control_block import INCARNATION, SEAT_COUNT, step_cell
-from holdfast.host.service import REFUSED_SECS
 from holdfast.policy import preservation_policy, save_decision_policy
 from tests.trust.in_process import InProcessHost, in_process_host
 
 
 def known(host: InProcessHost) -> dict[str, Any]:
     """What the agent works with, and the words that its trainers read."""
-    state, coordinator = host.state, host.service.coordinator
+    agent, job = host.agent, host.agent.trainers.job
     return {
-        "durable": state.durable_policies,
-        "ram": state.ram_policies,
-        "linger_secs": state.linger_secs,
-        "has_ram": state.has_ram,
-        "limit_bytes": state.pool.limit_bytes,
-        "domain": coordinator.domain,
-        "settings": coordinator.settings,
-        "addresses": coordinator.peer_addresses(),
+        "durable": job.durable,
+        "ram": job.ram,
+        "linger_secs": job.linger_secs,
+        "has_ram": job.has_ram,
+        "limit_bytes": agent.ram.pool.limit_bytes,
+        "domain": agent.driver.domain,
+        "settings": agent.driver.settings,
+        "addresses": agent.network.peers.addresses(),
         # An agent that restarts its coordination counts that.
-        "words": [v for i, v in enumerate(state.control.cells[: step_cell(1)]) if i != INCARNATION],
+        "words": [
+            v
+            for i, v in enumerate(agent.trainers.control.cells[: step_cell(1)])
+            if i != INCARNATION
+        ],
     }
 
 
@@ -92,12 +96,12 @@ def test_refused_starts_never_take_the_seat_of_a_live_trainer(
     with in_process_host(tmp_path) as host:
         host.start_agent()
         trainer = host.attach()
-        host.state.control.cells[step_cell(trainer.place.seat)] = 41
+        host.agent.trainers.control.cells[step_cell(trainer.place.seat)] = 41
         before = known(host)
         other = host.start_process()
         try:
             # As after many refused starts: the next seat is the live trainer's, once around.
-            host.service._trainer_sessions._seat = SEAT_COUNT + trainer.place.seat
+            host.agent.sessions._seat = SEAT_COUNT + trainer.place.seat
             refused(host, stranger("another"), other.pid)
             assert known(host) == before
         finally:
@@ -120,11 +124,11 @@ def test_what_a_start_asks_holds_once_its_attempt_has_begun(tmp_path: Path) -> N
         other = host.start_process()
         try:
             host.call_and_wait(host.service.attach(stranger("another"), other.pid))
-            state = host.state
-            assert state.durable_policies.save == save_decision_policy.FixedIntervalPolicy(77)
-            assert (state.linger_secs, state.has_ram) == (1.0, False)
-            assert state.pool.limit_bytes == 12345
-            assert host.service.coordinator.domain == "elsewhere"
+            job = host.agent.trainers.job
+            assert job.durable.save == save_decision_policy.FixedIntervalPolicy(77)
+            assert (job.linger_secs, job.has_ram) == (1.0, False)
+            assert host.agent.ram.pool.limit_bytes == 12345
+            assert host.agent.driver.domain == "elsewhere"
         finally:
             other.kill()
             other.wait()
@@ -151,12 +155,12 @@ def test_an_agent_that_has_refused_its_only_start_and_holds_nothing_leaves(tmp_p
         host.start_agent()
         with pytest.raises(RunBusyError):
             host.call(host.service.attach(stranger("another"), 0))
-        assert host.service._leaves_in_secs() <= REFUSED_SECS
+        assert host.agent.leaves_in_secs() <= REFUSED_SECS
         host.clock.sleep(REFUSED_SECS)
-        assert host.service._leaves_in_secs() == 0.0
+        assert host.agent.leaves_in_secs() == 0.0
         # One that is admitted in time keeps it.
         host.attach()
-        assert host.service._leaves_in_secs() is None
+        assert host.agent.leaves_in_secs() is None
 
 
 def test_a_process_of_another_pid_namespace_is_refused_by_that_reason(tmp_path: Path) -> None:

@@ -26,18 +26,18 @@ def agent() -> Iterator[InProcessHost]:
 def test_the_status_of_a_checkpoint_is_one_event(agent: InProcessHost) -> None:
     assert agent.service is not None
     for status in (CheckpointStatus.COMPLETE, CheckpointStatus.FAILED) * 2:
-        agent.service._on_effect(Reached(checkpoint_id(7), status, True, "no room"))
-    agent.service._on_effect(Reached(checkpoint_id(8), CheckpointStatus.FAILED, True, "no room"))
-    agent.state.events.close()
+        agent.agent.carry_out(Reached(checkpoint_id(7), status, True, "no room"))
+    agent.agent.carry_out(Reached(checkpoint_id(8), CheckpointStatus.FAILED, True, "no room"))
+    agent.agent.run.events.close()
     found = sorted((e["event"], e["step"]) for e in events(agent.run, "sealed", "failed"))
     assert found == [("failed", 7), ("failed", 8), ("sealed", 7)]
 
 
 def test_a_warning_of_an_earlier_attempt_is_not_sent_to_the_next_one(agent: InProcessHost) -> None:
     agent.attach()
-    agent.state.notices.post(Notice(kind="warning", reason="cannot delete"))
+    agent.agent.trainers.notices.post(Notice(kind="warning", reason="cannot delete"))
     later = agent.attach(takeover=True)
-    agent.state.notices.post(Notice(kind="warning", reason="cannot list"))
+    agent.agent.trainers.notices.post(Notice(kind="warning", reason="cannot list"))
     assert agent.service is not None
     request = Watch(group=later.group, rank=0, cursor=later.place.cursor)
     seen = agent.call(agent.service.watch(request, later.process.pid))

@@ -100,7 +100,7 @@ def test_the_images_of_all_ranks_that_wait_for_the_disk_are_bounded_together(
         host.start_agent()
         host.attach(count=16)
         assert host.service is not None
-        tracker = host.service._save_tracker
+        tracker = host.agent.save_tracker
         assert tracker._rank_count == 16
         # 16 ranks with 5 MB each: 80 MB a checkpoint, not 32 checkpoints of 80 MB.
         assert pending_limit(5_000_000 * tracker._rank_count) == 3

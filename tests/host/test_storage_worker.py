@@ -21,9 +21,11 @@ from holdfast.engine.lifecycle.catalog import list_checkpoints
 from holdfast.engine.lifecycle.commit import remove
 from holdfast.engine.lifecycle.leases import Leases
 from holdfast.engine.tiers.remote_checkpoints import RemoteCheckpoints
+from holdfast.host.agent import Agent
+from holdfast.host.agent_run import RemoteTarget, open_run
 from holdfast.host.config import AgentConfig
+from holdfast.host.metering import Metering
 from holdfast.host.retention import Retention
-from holdfast.host.state import AgentState, RemoteTarget, open_state
 from holdfast.host.storage_worker import StorageWorker
 from holdfast.observe.events.uploaded_segments import SegmentUploads
 from holdfast.peers.address import PeerAddress
@@ -37,14 +39,32 @@ WAIT_SECS = 10.0
 
 
 @pytest.fixture
-def state(tmp_path: Path) -> Iterator[AgentState]:
+def agent(tmp_path: Path) -> Iterator[Agent]:
     with memory_folder() as folder:
         config = AgentConfig(run=str(tmp_path), run_id=RUN_ID, host="a", folder=folder)
-        made = open_state(config, SystemClock(), LOCAL)
+        metering = Metering(SystemClock())
+        agent = Agent(open_run(config, SystemClock(), LOCAL, metering.note_event), metering)
         start = AttemptStart(run_id=RUN_ID, origin=None, host="a", pid=1, time=TIME)
-        begin_attempt(made.durable, attempt_id(1), start)
-        yield made
-        made.ram.close()
+        begin_attempt(agent.run.durable, attempt_id(1), start)
+        yield agent
+        agent.close()
+
+
+def worker_of(agent: Agent, peers: PeerDirectory, told: list[int]) -> StorageWorker:
+    return StorageWorker(
+        agent.run,
+        agent.ram,
+        agent.trainers,
+        peers,
+        lambda manifest, secs: told.append(manifest.step),
+    )
+
+
+def retention_of(agent: Agent, worker: StorageWorker, *, is_leading: bool) -> Retention:
+    driver: Any = SimpleNamespace(
+        node=SimpleNamespace(attempt=attempt_id(1), is_leading=is_leading, pending_ids=list)
+    )
+    return Retention(agent.run, agent.ram, agent.trainers, driver, worker)
 
 
 @pytest.fixture
@@ -54,19 +74,18 @@ def told() -> list[int]:
 
 
 @pytest.fixture
-def storage_worker(state: AgentState, told: list[int]) -> Iterator[StorageWorker]:
-    peers = PeerDirectory(RUN_ID, SystemClock())
-    made = StorageWorker(state, peers, lambda manifest, secs: told.append(manifest.step))
-    yield made
-    made.close()
+def storage_worker(agent: Agent, told: list[int]) -> Iterator[StorageWorker]:
+    worker = worker_of(agent, PeerDirectory(RUN_ID, SystemClock()), told)
+    yield worker
+    worker.close()
 
 
 @pytest.fixture
-def made(state: AgentState) -> Made:
+def made(agent: Agent) -> Made:
     """A checkpoint whose only part is durable."""
     made = Made()
     made.add(("w",), np.arange(8))
-    made.write(state.durable)
+    made.write(agent.run.durable)
     return made
 
 
@@ -91,37 +110,34 @@ def test_a_commit_does_not_wait_for_the_bytes_of_the_next_checkpoint(
 
 
 def test_what_is_being_removed_is_not_committed(
-    state: AgentState, storage_worker: StorageWorker, made: Made, told: list[int]
+    agent: Agent, storage_worker: StorageWorker, made: Made, told: list[int]
 ) -> None:
     async def both() -> inputs.CommitWritten | inputs.CommitFailed:
         with storage_worker.alone_with(made.id):
             committing = asyncio.create_task(storage_worker.commit(effects.Commit(made.id, 1)))
             await asyncio.sleep(0.2)
             assert not committing.done()
-            (listing,) = list_checkpoints(state.durable).values()
-            remove(state.durable, made.id, listing)
+            (listing,) = list_checkpoints(agent.run.durable).values()
+            remove(agent.run.durable, made.id, listing)
         return await committing
 
     assert isinstance(asyncio.run(both()), inputs.CommitFailed)
     assert not told
-    assert not list_checkpoints(state.durable)
+    assert not list_checkpoints(agent.run.durable)
 
 
 def test_a_removal_waits_for_the_commit_of_what_it_removes(
-    state: AgentState, storage_worker: StorageWorker, made: Made
+    agent: Agent, storage_worker: StorageWorker, made: Made
 ) -> None:
-    coordinator: Any = SimpleNamespace(
-        node=SimpleNamespace(attempt=attempt_id(1), is_leading=True, pending_ids=list)
-    )
-    retention = Retention(state, storage_worker, coordinator)
+    retention = retention_of(agent, storage_worker, is_leading=True)
     with ThreadPoolExecutor(1) as pool:
         with storage_worker.alone_with(made.id):
             removing = pool.submit(retention._remove_everywhere, made.id)
             with pytest.raises(TimeoutError):
                 removing.result(0.2)
-            assert list_checkpoints(state.durable)
+            assert list_checkpoints(agent.run.durable)
         removing.result(WAIT_SECS)
-    assert not list_checkpoints(state.durable)
+    assert not list_checkpoints(agent.run.durable)
 
 
 class OneSilentHost(PeerDirectory):
@@ -137,36 +153,31 @@ class OneSilentHost(PeerDirectory):
         raise AssertionError(f"{host} was asked")
 
 
-def test_the_record_of_a_silent_hosts_rank_is_awaited_in_the_durable_tier(
-    state: AgentState,
-) -> None:
+def test_the_record_of_a_silent_hosts_rank_is_awaited_in_the_durable_tier(agent: Agent) -> None:
     """The host is cut off, and writes its part there once it misses this one."""
-    worker = StorageWorker(state, OneSilentHost(), lambda manifest, secs: None)
+    worker = worker_of(agent, OneSilentHost(), [])
     late = Made()
     late.add(("w",), np.arange(8))
     with contextlib.closing(worker), ThreadPoolExecutor(1) as pool:
         found = pool.submit(worker._spec, late.id, 1)
         with pytest.raises(TimeoutError):
             found.result(0.5)
-        late.write(state.durable)
+        late.write(agent.run.durable)
         assert found.result(WAIT_SECS).arrays
 
 
 @pytest.mark.parametrize("is_leading", [True, False])
 def test_only_the_host_that_leads_removes_images(
-    state: AgentState, storage_worker: StorageWorker, made: Made, is_leading: bool
+    agent: Agent, storage_worker: StorageWorker, made: Made, is_leading: bool
 ) -> None:
     """Another one could not exclude a commit that reuses them."""
-    coordinator: Any = SimpleNamespace(
-        node=SimpleNamespace(attempt=attempt_id(1), is_leading=is_leading, pending_ids=list)
-    )
-    Retention(state, storage_worker, coordinator)._remove_everywhere(made.id)
-    names = [stored.key.rpartition("/")[2] for stored in state.durable.list("checkpoints")]
+    retention_of(agent, storage_worker, is_leading=is_leading)._remove_everywhere(made.id)
+    names = [stored.key.rpartition("/")[2] for stored in agent.run.durable.list("checkpoints")]
     assert names == ([] if is_leading else ["image-00000-of-00001.safetensors"])
 
 
 def test_a_remote_tier_that_does_not_answer_delays_no_renewal_of_the_lease(
-    state: AgentState, storage_worker: StorageWorker, tmp_path: Path
+    agent: Agent, storage_worker: StorageWorker, tmp_path: Path
 ) -> None:
     class Silent:
         """Objects of a service that answers nothing until it is released."""
@@ -181,14 +192,14 @@ def test_a_remote_tier_that_does_not_answer_delays_no_renewal_of_the_lease(
 
     silent: Any = Silent()
     store: Any = SimpleNamespace(fleeting=silent)
-    uploads = SegmentUploads(state.durable.home, store, "a", state.clock)
-    state.remote = RemoteTarget(
+    uploads = SegmentUploads(agent.run.durable.home, store, "a", agent.run.clock)
+    agent.run.remote = RemoteTarget(
         place="s3://bucket/run",
         store=store,
-        checkpoints=RemoteCheckpoints(state.durable, store),
+        checkpoints=RemoteCheckpoints(agent.run.durable, store),
         uploads=uploads,
     )
-    leases = Leases(state.durable.fleeting, RUN_ID)
+    leases = Leases(agent.run.durable.fleeting, RUN_ID)
 
     async def renew(counter: int) -> None:
         async with asyncio.timeout(WAIT_SECS / 2):

@@ -10,7 +10,7 @@ import pytest
 
 import holdfast
 from holdfast.host import control_block
-from holdfast.host.state import Policies
+from holdfast.host.attached_trainers import Policies
 from holdfast.observe.events.schema import FirstStep, TrainerLost
 from holdfast.policy.best_interval import best_interval_secs
 from holdfast.policy.save_decision_policy import ContinuousCheckpointingPolicy
@@ -22,7 +22,7 @@ from tests.trust.in_process import InProcessHost, StepClock, in_process_host
 def is_wanted(host: InProcessHost) -> bool:
     """Whether the agent, acting once more, wants a durable checkpoint."""
     host.settle()
-    return host.state.control.cells[control_block.TARGET_DURABLE] != control_block.NEVER
+    return host.agent.trainers.control.cells[control_block.TARGET_DURABLE] != control_block.NEVER
 
 
 def intervals(run: Path, count: int) -> list[dict]:
@@ -39,9 +39,9 @@ def test_the_agent_waits_until_the_cost_is_known_and_then_for_its_share(tmp_path
         host.start_agent()
         trainer = host.attach(count=2)
         policy = ContinuousCheckpointingPolicy(max_overhead=0.1)
-        host.state.durable_policies = Policies(save=policy)
-        values = host.state.control.cells
-        group = host.state.group
+        host.agent.trainers.job.durable = Policies(save=policy)
+        values = host.agent.trainers.control.cells
+        group = host.agent.trainers.group
         assert group is not None
         seats = [member.seat for member in group.present]
         assert is_wanted(host)
@@ -65,10 +65,13 @@ def test_for_the_best_goodput_it_waits_as_costs_and_failures_advise(tmp_path: Pa
         host.start_agent()
         trainer = host.attach()
         policy = ContinuousCheckpointingPolicy(goodput="auto", max_overhead=0.1)
-        host.state.durable_policies = Policies(save=policy)
-        values = host.state.control.cells
-        (member,) = host.state.group.present if host.state.group else []
-        host.state.failures.hours, host.state.failures.counts = 88.0, {"process": 19, "host": 0}
+        host.agent.trainers.job.durable = Policies(save=policy)
+        values = host.agent.trainers.control.cells
+        (member,) = host.agent.trainers.group.present if host.agent.trainers.group else []
+        host.agent.metering.failures.hours, host.agent.metering.failures.counts = (
+            88.0,
+            {"process": 19, "host": 0},
+        )
         rate = (19.5 + 0.5) / 100 / 3600
         assert is_wanted(host)
         values[control_block.step_cell(member.seat)] = 0
@@ -90,7 +93,7 @@ def test_for_the_best_goodput_it_waits_as_costs_and_failures_advise(tmp_path: Pa
         clock.sleep(best - 1)
         assert not is_wanted(host)
         # Many failures shorten it: what is advised is applied while the run goes on.
-        host.state.failures.counts["process"] = 1900
+        host.agent.metering.failures.counts["process"] = 1900
         assert is_wanted(host)
         newest = intervals(host.run, 2)[-1]
         assert newest["interval_secs"] == pytest.approx(best / 10, rel=0.1)
@@ -113,9 +116,9 @@ def test_a_cost_of_a_minute_lengthens_the_interval_by_a_checkpoint_at_a_time(
         host.start_agent()
         trainer = host.attach()
         policy = ContinuousCheckpointingPolicy(minimum_interval_secs=2, goodput="auto")
-        host.state.durable_policies = Policies(save=policy)
-        values = host.state.control.cells
-        (member,) = host.state.group.present if host.state.group else []
+        host.agent.trainers.job.durable = Policies(save=policy)
+        values = host.agent.trainers.control.cells
+        (member,) = host.agent.trainers.group.present if host.agent.trainers.group else []
         assert is_wanted(host)
         for number, expected in enumerate((60, 120, 240, 480)):
             values[control_block.step_cell(member.seat)] = number * 1000
@@ -127,7 +130,7 @@ def test_a_cost_of_a_minute_lengthens_the_interval_by_a_checkpoint_at_a_time(
             assert is_wanted(host)
         lengths = [chosen["interval_secs"] for chosen in intervals(host.run, 4)]
         assert lengths == [60, 120, 240, 480]
-        notices = asyncio.run(host.state.notices.after(0)).notices
+        notices = asyncio.run(host.agent.trainers.notices.after(0)).notices
         (notice,) = [one for one in notices if one.kind == "information"]
         assert notice.reason.startswith(
             "checkpoints in the durable tier are now 480.0 s apart, 60.0 s before: one costs 62 s"
@@ -169,9 +172,10 @@ def test_a_new_trainer_has_no_cost_yet(tmp_path: Path) -> None:
     with in_process_host(tmp_path) as host:
         host.start_agent()
         host.attach()
-        (member,) = host.state.group.present if host.state.group else []
+        (member,) = host.agent.trainers.group.present if host.agent.trainers.group else []
         assert (
-            host.state.control.cells[control_block.cost_cell(member.seat)] == control_block.NO_COST
+            host.agent.trainers.control.cells[control_block.cost_cell(member.seat)]
+            == control_block.NO_COST
         )
 
 

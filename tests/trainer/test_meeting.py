@@ -9,7 +9,7 @@ import pytest
 
 from holdfast.format.names import CheckpointId
 from holdfast.host import control_block, protocol
-from holdfast.host.state import Policies
+from holdfast.host.attached_trainers import Policies
 from holdfast.policy.save_decision_policy import ContinuousCheckpointingPolicy
 from tests.trust.in_process import InProcessHost, StepClock, Trainer, in_process_host
 
@@ -23,12 +23,12 @@ class Ranks:
         assert host.service is not None
         self.service = host.service
         self.trainer: Trainer = host.attach(count=2)
-        group = host.state.group
+        group = host.agent.trainers.group
         assert group is not None
         self.seats = [group.members[rank].seat for rank in (0, 1)]
 
     def publish(self, rank: int, step: int) -> None:
-        self.host.state.control.cells[control_block.step_cell(self.seats[rank])] = step
+        self.host.agent.trainers.control.cells[control_block.step_cell(self.seats[rank])] = step
 
     def take(self, rank: int, step: int) -> CheckpointId:
         """The rank has read the target, and tells the agent that it fills a slot."""
@@ -52,13 +52,13 @@ class Ranks:
         self.host.tell_sealed(self.trainer, taken, rank)
 
     def told(self) -> list[tuple[str, CheckpointId]]:
-        found = self.host.state.notices._notices
+        found = self.host.agent.trainers.notices._notices
         ends = (n for n in found if n.kind not in ("protected", "preserved"))
         return [(n.kind, n.id) for n in ends if n.id is not None]
 
     @property
     def target(self) -> int:
-        return self.host.state.control.cells[control_block.TARGET_DURABLE]
+        return self.host.agent.trainers.control.cells[control_block.TARGET_DURABLE]
 
 
 @pytest.fixture
@@ -70,7 +70,7 @@ def ranks(tmp_path: Path) -> Iterator[Ranks]:
 def test_a_target_stands_until_every_rank_has_read_it(ranks: Ranks) -> None:
     ranks.publish(0, 4)
     ranks.publish(1, 4)
-    ranks.host.state.durable_policies = Policies(save=ContinuousCheckpointingPolicy())
+    ranks.host.agent.trainers.job.durable = Policies(save=ContinuousCheckpointingPolicy())
     ranks.settle()
     assert ranks.target == 5
     # Both have come to the step, and only one of them has looked at the target yet.
@@ -87,13 +87,13 @@ def test_a_target_stands_until_every_rank_has_read_it(ranks: Ranks) -> None:
 def test_a_rank_that_went_past_a_target_has_read_it(ranks: Ranks) -> None:
     ranks.publish(0, 4)
     ranks.publish(1, 4)
-    ranks.host.state.durable_policies = Policies(save=ContinuousCheckpointingPolicy())
+    ranks.host.agent.trainers.job.durable = Policies(save=ContinuousCheckpointingPolicy())
     ranks.settle()
     ranks.publish(0, 5)
     ranks.take(0, 5)
     ranks.publish(0, 6)
     ranks.publish(1, 6)
-    ranks.host.state.durable_policies = Policies()
+    ranks.host.agent.trainers.job.durable = Policies()
     ranks.settle()
     assert ranks.target == control_block.NEVER
 
@@ -134,7 +134,7 @@ def test_a_rank_that_saves_it_late_is_waited_for(ranks: Ranks) -> None:
 def test_what_a_rank_left_without_is_given_up_and_told(ranks: Ranks) -> None:
     half = ranks.take(0, 5)
     ranks.seal(half, 0)
-    group = ranks.host.state.group
+    group = ranks.host.agent.trainers.group
     assert group is not None
     request = protocol.Detach(group=group.group, rank=1)
     ranks.host.call(ranks.service.detach(request, ranks.trainer.process.pid))
@@ -151,11 +151,11 @@ def test_the_next_save_is_wanted_about_a_step_before_the_last_one_is_durable(
     with in_process_host(tmp_path, clock=clock) as host:
         host.start_agent()
         trainer = host.attach()
-        host.state.durable_policies = Policies(save=ContinuousCheckpointingPolicy())
-        assert host.state.group is not None
-        seat = host.state.group.members[0].seat
+        host.agent.trainers.job.durable = Policies(save=ContinuousCheckpointingPolicy())
+        assert host.agent.trainers.group is not None
+        seat = host.agent.trainers.group.members[0].seat
         assert host.service is not None
-        decider, values = host.service._save_scheduler, host.state.control.cells
+        decider, values = host.agent._scheduler, host.agent.trainers.control.cells
 
         def step_to(step: int) -> int:
             values[control_block.step_cell(seat)] = step
@@ -167,10 +167,10 @@ def test_the_next_save_is_wanted_about_a_step_before_the_last_one_is_durable(
         clock.sleep(10)
         step_to(1)
         host.save(trainer, 1)
-        assert host.service.coordinator.node.is_saving
-        host.state.durable_at_secs = None
+        assert host.agent.driver.node.is_saving
+        host.agent.metering.save_times.durable_at_secs = None
         assert step_to(1) == control_block.NEVER
-        host.state.durable_at_secs = clock.monotonic() + 25
+        host.agent.metering.save_times.durable_at_secs = clock.monotonic() + 25
         assert step_to(1) == control_block.NEVER
         clock.sleep(14)
         assert step_to(1) == control_block.NEVER

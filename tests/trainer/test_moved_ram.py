@@ -96,7 +96,7 @@ def moved_and_another_run_begun(rig: Rig) -> Path:
 
 def moved_under_its_agent(rig: Rig) -> Path:
     new = rig.moved()
-    watch = rig.host.service._directory
+    watch = rig.host.agent.directory
     rig.host.call(watch._check_once())
     rig.killed()
     # So that only what the agent saw shows that it was moved.
@@ -118,7 +118,7 @@ def copied_and_renamed(rig: Rig) -> Path:
 
 def copied_and_renamed_far_under_its_agent(rig: Rig) -> Path:
     new = rig.copy("new")
-    watch = rig.host.service._directory
+    watch = rig.host.agent.directory
     rig.host.call(watch._check_once())
     rig.run.rename(rig.root / "far")
     rig.host.call(watch._check_once())
@@ -145,7 +145,7 @@ def ram_of_a_later_attempt(rig: Rig) -> Path:
     rig.host.kill_trainer(rig.trainer)
     rig.host.settle()
     rig.trainer = rig.host.attach()
-    rig.host.service._storage_worker._reading.submit(int).result()
+    rig.host.agent.storage_worker._reading.submit(int).result()
     rig.host.save(rig.trainer, 5, durable=False)
     rig.host.settle()
     rig.killed()

@@ -184,7 +184,7 @@ class RecordedHost(PlacedHost):
         """The agent goes: its folder is moved away whole, then removed."""
         assert self.service is not None
         self.settle()
-        assert self.service.is_all_durable
+        assert self.agent.is_all_durable
         self.crash_agent()
         away = self.folder.with_name(".agent.1")
         self.recorder.rename(self.folder, away)
@@ -471,7 +471,7 @@ def going_on(host: RecordedHost) -> None:
     host.come_back()
     on = host.look().timeline
     origin = named(on[-1]) if on else None
-    trainer = host.join_new(host.state.events.attempt + 1, origin)
+    trainer = host.join_new(host.agent.run.events.attempt + 1, origin)
     host.take_durable(trainer, origin.step + 1 if origin else 1)
 
 

@@ -33,10 +33,12 @@ from holdfast.format.names import AttemptId, CheckpointId
 from holdfast.format.placement import RestoreTarget
 from holdfast.format.records import ArraySpec, CheckpointSpec, Container, PartRecord, SavedValue
 from holdfast.host import protocol
+from holdfast.host.agent import Agent
+from holdfast.host.agent_run import AgentRun, open_run
 from holdfast.host.config import AgentConfig
+from holdfast.host.metering import Metering
 from holdfast.host.notices import NoticeBoard
 from holdfast.host.service import Service
-from holdfast.host.state import AgentState, open_state
 from holdfast.policy import preservation_policy
 from holdfast.policy.preservation_policy import LatestN, PreservationPolicy
 from holdfast.store.contract import Store
@@ -205,17 +207,18 @@ class InProcessHost:
         config = AgentConfig(
             run=str(self.run), run_id=RUN_ID, host="host-a", folder=str(self.folder)
         )
-        self.state = self.opened_state(config)
-        self.state.notices = RecordingBoard(self.posted)
-        self.service = Service(self.state)
+        metering = Metering(self.clock)
+        run = self.opened_run(config, metering)
+        self.agent = Agent(run, metering, RecordingBoard(self.posted))
+        self.service = Service(self.agent)
         self._operations.clear()
-        self._start_operation = self.service.coordinator._start
-        self.service.coordinator._start = self._operations.append
-        self.call(self.service.adopt())
+        self._start_operation = self.agent.driver._start
+        self.agent.driver._start = self._operations.append
+        self.call(self.agent.adopt())
 
-    def opened_state(self, config: AgentConfig) -> AgentState:
-        """The agent's state; for subclasses with another durable tier."""
-        return open_state(config, self.clock, self.files)
+    def opened_run(self, config: AgentConfig, metering: Metering) -> AgentRun:
+        """The agent's run; for subclasses with another durable tier."""
+        return open_run(config, self.clock, self.files, metering.note_event)
 
     def open_run(self) -> None:
         """Makes the run where there is none, as the first trainer does."""
@@ -231,10 +234,7 @@ class InProcessHost:
         if self.service is not None:
             for operation in self._operations:
                 operation.close()
-            self.call(_close(self.service))
-            self.state.events.close()
-            self.state.control.close()
-            self.state.ram.close()
+            self.call(_close(self.agent))
             self.service = None
             # Each agent has a loop of its own, as it has a process.
             self.runner.close()
@@ -247,10 +247,10 @@ class InProcessHost:
     async def _settle(self) -> None:
         assert self.service is not None
         for _ in range(TICKS_MAX):
-            self.service._tick()
-            if not self._begin_operations() and not self.service.is_busy:
+            self.agent.tick()
+            if not self._begin_operations() and not self.agent.is_busy:
                 return
-            await self.service.wait_idle()
+            await self.agent.wait_idle()
         raise AssertionError("the agent does not come to rest")
 
     def _begin_operations(self, names: Collection[str] | None = None) -> bool:
@@ -273,13 +273,13 @@ class InProcessHost:
                 await asyncio.sleep(0)
             if all(task.done() for task in tasks):
                 return await asyncio.gather(*tasks)
-            if self._begin_operations(STARTING) or self.service.is_busy:
-                await self.service.wait_idle()
+            if self._begin_operations(STARTING) or self.agent.is_busy:
+                await self.agent.wait_idle()
             else:
                 # They may wait in another thread, or for time to pass.
                 await asyncio.sleep(0.001)
-                self.clock.sleep(max(0.0, min(self.service.coordinator.next_in_secs(), 0.1)))
-                self.service.coordinator.tick()
+                self.clock.sleep(max(0.0, min(self.agent.driver.next_in_secs(), 0.1)))
+                self.agent.driver.tick()
         raise AssertionError("a call does not come to its end")
 
     # Trainers.
@@ -338,7 +338,7 @@ class InProcessHost:
         """Writes one rank's part into a slot."""
         assert self.service is not None
         name = ""
-        store = RamStore(self.state.ram.root, lambda size: name, self.clock, self.files)
+        store = RamStore(self.agent.ram.store.root, lambda size: name, self.clock, self.files)
         with contextlib.closing(store):
             plan, images = self.begin_part(store, trainer, checkpoint, rank)
             request = protocol.WantSlot(
@@ -468,8 +468,8 @@ class InProcessHost:
         trainer.process.wait()
 
 
-async def _close(service: Service) -> None:
-    service.close()
+async def _close(agent: Agent) -> None:
+    agent.close()
 
 
 @contextlib.contextmanager

@@ -68,7 +68,7 @@ class ModelHost(InProcessHost):
         self.clock.sleep(RETRY_SECS / 2)
         self.call(self._act(TICKS_MAX))
         assert self.service is not None
-        return self.service._leaves_in_secs() == 0.0
+        return self.agent.leaves_in_secs() == 0.0
 
     def act_once(self) -> None:
         """Lets the agent commit what it would next, to the last byte, and learn nothing of it."""
@@ -78,7 +78,7 @@ class ModelHost(InProcessHost):
             self.clock.sleep(RETRY_SECS)
             while self.call(self._act(TICKS_MAX, until="StorageWorker.commit")):
                 assert self.service is not None
-                self.service._storage_worker._committing.submit(int).result()
+                self.agent.storage_worker._committing.submit(int).result()
                 if self.committed_on_disk() != before:
                     return
 
@@ -93,26 +93,26 @@ class ModelHost(InProcessHost):
             # The loop polls for ended processes on each turn.
             for _ in range(3):
                 await asyncio.sleep(0)
-            self.service._tick()
+            self.agent.tick()
             is_last = until in {operation.__qualname__ for operation in self._operations}
-            if not self._begin_operations() and not self.service.is_busy:
+            if not self._begin_operations() and not self.agent.is_busy:
                 return False
             if is_last:
                 await asyncio.sleep(0)  # The task's first turn hands the thread its work.
                 return True
-            await self.service.wait_idle()
+            await self.agent.wait_idle()
         raise AssertionError("the agent does not come to rest")
 
     def crash_agent(self) -> None:
         """Also where it is busy, of which it then learns no more."""
         if self.service is not None:
-            for task in (*self.service._coordinator._tasks, *self.service._retention._preserving):
+            for task in (*self.agent.driver._tasks, *self.agent.retention._preserving):
                 task.cancel()
         super().crash_agent()
 
     def answers(self) -> dict[Id, str]:
         """How saves have ended, as this agent has notified: the checkpoint, and the kind."""
-        notices = self.state.notices._notices
+        notices = self.agent.trainers.notices._notices
         ended = (n for n in notices if n.kind not in ("protected", "preserved"))
         return {named(n.id): n.kind for n in ended if n.id is not None}
 

@@ -83,7 +83,7 @@ def reopened(state: CrashState, root: Path, kept_count: int = KEPT_COUNT) -> Out
     try:
         before = seen(host)
         host.start_agent()
-        newest = host.state.events.attempt
+        newest = host.agent.run.events.attempt
         host.settle()
         adopted = seen(host)
         trainer = host.attach()

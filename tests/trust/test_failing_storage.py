@@ -293,7 +293,7 @@ def try_action(action: Action, root: Path, plan: FailurePlan) -> None:
 
 
 def _check_told(host: InProcessHost, action: Action, raised: HoldfastError | None) -> None:
-    notices = (notice for notice in host.state.notices._notices if notice.id is not None)
+    notices = (notice for notice in host.agent.trainers.notices._notices if notice.id is not None)
     kinds = {notice.kind: notice for notice in notices if named(notice.id) == (2, 1)}
     kinds.pop("preserved", None)
     timeline = [named(one) for one in host.look().timeline]
@@ -313,7 +313,7 @@ def _check_told(host: InProcessHost, action: Action, raised: HoldfastError | Non
 
 
 def _check_next_save(host: InProcessHost, trainer: Trainer, action: Action) -> None:
-    if host.state.group is None:
+    if host.agent.trainers.group is None:
         trainer = host.attach()
     last = CheckpointId(3, trainer.attempt)
     host.save(trainer, 3)
@@ -384,7 +384,7 @@ def test_an_agent_that_finds_no_storage_tells_what_is_not_durable_and_leaves() -
             host.settle()
             assert host.answers() == {(1, 1): "failed"}
             host.detach(trainer)
-            host.clock.sleep(host.state.linger_secs)
+            host.clock.sleep(host.agent.trainers.job.linger_secs)
             assert any(host.would_leave() for _ in range(10)), "it tries for ever"
             files.plan = nothing
 

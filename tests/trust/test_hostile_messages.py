@@ -70,7 +70,7 @@ async def _answered(agent: InProcessHost, name: str, data: bytes) -> str:
     handler = getattr(agent.service, handlers.get(name, name))
     try:
         message = decoded(name, data, type(MESSAGES[name]))
-        group = agent.state.group
+        group = agent.agent.trainers.group
         if name == "branch" and group is not None and message.rank not in group.members:
             return "left out"
         # Others do not wait; to cut one short would be what no client can do.
@@ -101,7 +101,7 @@ def messages(agent: InProcessHost, seed: int, count: int) -> Counter[str]:
         name = rng.choice(names)
         data = spoilt_message(rng, name)
         with told_on_failure(f"seed {seed}, message {number}: /{name} {data[:2000]!r}"):
-            if agent.state.group is None:
+            if agent.agent.trainers.group is None:
                 sound = msgspec.json.encode(MESSAGES["attach"])
                 agent.call(_answered(agent, "attach", sound))
             seen[agent.call(_answered(agent, name, data))] += 1
@@ -175,7 +175,7 @@ def test_a_branch_of_a_rank_that_never_attached_is_refused_and_begins_nothing(
     assert agent.service is not None
     with pytest.raises(HoldfastError):
         agent.call(agent.service.branch(request, trainer.process.pid))
-    assert trainer.attempt == agent.state.group.attempt
+    assert trainer.attempt == agent.agent.trainers.group.attempt
 
 
 # The agent's own files, in its folder in memory.

@@ -452,7 +452,7 @@ class Machine(RuleBasedStateMachine):
     @invariant()
     def one_group_owns_the_run(self) -> None:
         if has_trainer(self):
-            group = self.host.state.group
+            group = self.host.agent.trainers.group
             assert group is not None
             assert (group.group, group.attempt) == (self.trainer.group, self.trainer.attempt)
             assert group.attempt.number == max(self.oracle.attempts)

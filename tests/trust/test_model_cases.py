@@ -11,7 +11,7 @@ import pytest
 
 from holdfast.errors import FencedError, HoldfastError, StorageError
 from holdfast.host import protocol
-from holdfast.host.state import Policies
+from holdfast.host.attached_trainers import Policies
 from holdfast.policy.preservation_policy import LatestN
 from holdfast.store.disk import DiskStore
 from tests.attempts import checkpoint_id
@@ -143,7 +143,7 @@ def test_an_agent_that_stood_still_gives_nothing_up_that_is_due(host: ModelHost)
 
 def test_a_ram_policy_that_keeps_ever_more_does_not_stop_later_saves(host: ModelHost) -> None:
     trainer = host.attach()
-    host.state.ram_policies = Policies(preserve=LatestN(1000))
+    host.agent.trainers.job.ram = Policies(preserve=LatestN(1000))
     for step in range(70):
         host.save(trainer, step, durable=False)
     last = named(host.save(trainer, 70))
@@ -215,8 +215,8 @@ def test_what_is_due_on_an_abandoned_branch_is_answered_and_keeps_no_agent(
     assert host.answers()[Id(20, 1)] == "left behind"
     assert host.in_ram().keys() <= {Id(10, 1)}
     assert host.committed_on_disk() == {Id(10, 1)}
-    host.clock.sleep(host.state.linger_secs + 60.0)
-    assert host.service._leaves_in_secs() == 0.0
+    host.clock.sleep(host.agent.trainers.job.linger_secs + 60.0)
+    assert host.agent.leaves_in_secs() == 0.0
 
 
 def test_what_is_due_on_an_abandoned_branch_takes_no_room_from_later_saves(host: ModelHost) -> None:
@@ -227,7 +227,7 @@ def test_what_is_due_on_an_abandoned_branch_takes_no_room_from_later_saves(host:
     for step in (20, 30, 40):
         host.save(trainer, step)
     host.branch(trainer, first)
-    assert host.service._coordinator.node.pending_count(checkpoint_id(11, 2)) == 0
+    assert host.agent.driver.node.pending_count(checkpoint_id(11, 2)) == 0
 
 
 def test_parts_that_an_abandoned_branch_made_durable_are_cleared_by_the_next_commit(

@@ -29,9 +29,10 @@ from holdfast.format.names import (
 )
 from holdfast.format.part_layout import REMOTE
 from holdfast.host import protocol
+from holdfast.host.agent_run import AgentRun, RemoteTarget
 from holdfast.host.config import AgentConfig
 from holdfast.host.initial_inventory import listing_in
-from holdfast.host.state import AgentState, RemoteTarget, open_state
+from holdfast.host.metering import Metering
 from holdfast.observe.events.uploaded_segments import SegmentUploads
 from holdfast.policy import preservation_policy, save_decision_policy
 from holdfast.policy.save_decision_policy import FixedIntervalPolicy
@@ -81,17 +82,17 @@ class HostOfBucket(InProcessHost):
     def bucket(self) -> BucketStore:
         return BucketStore(self.server, PREFIX, StepClock())
 
-    def opened_state(self, config: AgentConfig) -> AgentState:
-        state = open_state(config, self.clock, self.files)
-        state.durable = BucketOfRun(self.server, state.durable)
+    def opened_run(self, config: AgentConfig, metering: Metering) -> AgentRun:
+        run = super().opened_run(config, metering)
+        run.durable = BucketOfRun(self.server, run.durable)
         if self.remote is not None:
             # Events are uploaded by time, and counted in tests/observe/events.
-            uploads = SegmentUploads(state.durable.home, self.remote, config.host, self.clock)
-            checkpoints = RemoteCheckpoints(state.durable, self.remote)
-            state.remote = RemoteTarget(
+            uploads = SegmentUploads(run.durable.home, self.remote, config.host, self.clock)
+            checkpoints = RemoteCheckpoints(run.durable, self.remote)
+            run.remote = RemoteTarget(
                 place=REMOTE, store=self.remote, checkpoints=checkpoints, uploads=uploads
             )
-        return state
+        return run
 
     def open_run(self) -> None:
         self.run.mkdir(parents=True, exist_ok=True)
@@ -130,12 +131,12 @@ def test_a_checkpoint_takes_so_many_requests(ranks: int) -> None:
     with host_of(server) as host:
         trainer = host.attach(ranks)
         for step in range(1, 6):
-            before, counted = Counter(server.requests), host.state.durable.request_count
+            before, counted = Counter(server.requests), host.agent.run.durable.request_count
             host.save(trainer, step)
             host.settle()
             found = server.requests - before
             # What `progress` records, and a report shows.
-            assert host.state.durable.request_count == (counted or 0) + found.total()
+            assert host.agent.run.durable.request_count == (counted or 0) + found.total()
         assert [one.step for one in stored(server)] == [4, 5]
     assert found == {
         # An image and a record of each rank.
@@ -305,7 +306,7 @@ def requests_of_two_tiers(count: int) -> tuple[Counter[str], Counter[str]]:
         again = host.attach()
         host.settle()
         assert host.service is not None
-        host.service._storage_worker._remote_leases.wait_idle(10)
+        host.agent.storage_worker._remote_leases.wait_idle(10)
         bucket, other = host.bucket, host.remote
         assert other is not None
         view = newest_view_of([bucket, other], bucket, listing_of_agent(host, again), remote=other)

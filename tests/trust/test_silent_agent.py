@@ -87,7 +87,7 @@ def test_trainers_hear_at_once_of_another_rank_that_is_gone(
         def notices() -> list[protocol.Notice]:
             one.settle()
             watch = protocol.Watch(group="group", rank=0, cursor=0)
-            if not one.state.notices._notices:
+            if not one.agent.trainers.notices._notices:
                 # The agent would wait for one.
                 return []
             return list(one.call(service.watch(watch, processes[0].pid)).notices)
@@ -95,7 +95,7 @@ def test_trainers_hear_at_once_of_another_rank_that_is_gone(
         wait_until(notices, EASE_SECS)
         (notice,) = notices()
         assert (notice.kind, notice.data) == ("gone", "group")
-        rank = f"rank 1 (process {processes[1].pid} on host {one.state.config.host})"
+        rank = f"rank 1 (process {processes[1].pid} on host {one.agent.run.config.host})"
         assert f"{rank} {told}" in notice.reason
 
 

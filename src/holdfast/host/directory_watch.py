@@ -25,9 +25,11 @@ from msgspec import structs
 from holdfast.errors import AgentUnavailableError, StorageError
 from holdfast.format.names import CheckpointId
 from holdfast.host.agent_directory import GROUP
+from holdfast.host.agent_run import AgentRun
+from holdfast.host.attached_trainers import AttachedTrainers
 from holdfast.host.protocol import Notice
 from holdfast.host.ram_place import RamPlace, kept_text, note_place, place_of
-from holdfast.host.state import AgentState
+from holdfast.host.ram_tier import RamTier
 from holdfast.host.storage_worker import StorageWorker
 from holdfast.host.trainer_group import read_record, write_record
 
@@ -45,24 +47,31 @@ log = logging.getLogger(__name__)
 class DirectoryWatch:
     """The watch of one agent; owned by the event loop, with file system calls on a thread.
 
-    `unsaved` returns the checkpoints in RAM that may be nowhere durable.
+    `unsaved` returns the checkpoints in RAM that may be nowhere durable; `wake` has the agent look
+    whether to leave.
     """
 
     def __init__(
         self,
-        state: AgentState,
+        run: AgentRun,
+        ram: RamTier,
+        trainers: AttachedTrainers,
         storage_worker: StorageWorker,
         unsaved: Callable[[], Collection[CheckpointId]],
+        wake: Callable[[], None],
     ) -> None:
-        self._state = state
+        self._run = run
+        self._ram = ram
+        self._trainers = trainers
         self._storage_worker = storage_worker
         self._unsaved = unsaved
+        self._wake = wake
         self.kept: Collection[CheckpointId] = ()
         """What stays in RAM of a run that is gone."""
         self._noted: RamPlace | None = None
         self._unreachable_since: float | None = None
         self._leaves_at: float | None = None
-        self._read_at_secs = state.clock.monotonic() + READ_SECS
+        self._read_at_secs = self._run.clock.monotonic() + READ_SECS
 
     @property
     def is_lost(self) -> bool:
@@ -72,7 +81,7 @@ class DirectoryWatch:
     def leaves_in_secs(self) -> float:
         """Return in how many seconds the agent exits; called only when the directory is lost."""
         assert self._leaves_at is not None
-        return max(0.0, self._leaves_at - self._state.clock.monotonic())
+        return max(0.0, self._leaves_at - self._run.clock.monotonic())
 
     async def watch(self) -> None:
         """Check the directory every `POLL_SECS` until it is lost."""
@@ -91,7 +100,7 @@ class DirectoryWatch:
             StorageError: it is the same one, and it is gone.
             AgentUnavailableError: it is another one.
         """
-        home = self._state.durable.home
+        home = self._run.durable.home
         is_same = identity == home.identity_text or await self._storage_worker.query(
             home.is_at, path
         )
@@ -104,15 +113,15 @@ class DirectoryWatch:
             # The caller finds no agent once this one has left, and starts one for its directory.
             self._leave(problem, is_gone=True)
             await asyncio.sleep(LEAVE_SECS)
-        config = self._state.config
+        config = self._run.config
         raise AgentUnavailableError(
             f"open {path}: expected the directory of run {config.run_id} that the agent on host "
-            f"{config.host} holds, {self._state.run}, found another one; open that one, or stop "
+            f"{config.host} holds, {self._run.path}, found another one; open that one, or stop "
             "the agent (`holdfast stop`)"
         )
 
     async def _check_once(self) -> None:
-        home, now_secs = self._state.durable.home, self._state.clock.monotonic()
+        home, now_secs = self._run.durable.home, self._run.clock.monotonic()
         if now_secs >= self._read_at_secs:
             self._read_at_secs = now_secs + READ_SECS
             await self._storage_worker.look_for_run()
@@ -126,19 +135,19 @@ class DirectoryWatch:
         elif self._unreachable_since is None:
             self._unreachable_since = now_secs
             log.warning("%s", problem)
-        elif self._state.group is None and now_secs - self._unreachable_since > UNREACHABLE_SECS:
+        elif self._trainers.group is None and now_secs - self._unreachable_since > UNREACHABLE_SECS:
             self._leave(problem, is_gone=False)
 
     def _follow_move(self) -> None:
         """Note the directory's present path beside the RAM tier."""
-        place = place_of(self._state.durable.home)
+        place = place_of(self._run.durable.home)
         if self._noted is not None and self._noted != place:
             self._note(place)
         self._noted = place
 
     def _note(self, place: RamPlace) -> None:
         try:
-            note_place(self._state.folder, place)
+            note_place(self._run.folder, place)
         except OSError as error:
             log.info("the run's place is not noted beside the RAM tier: %s", error)
 
@@ -147,19 +156,19 @@ class DirectoryWatch:
             return
         self.kept = self._unsaved()
         if self.kept:
-            problem += f". {kept_text(self._state.folder, self.kept)}"
-            self._note(place_of(self._state.durable.home, is_gone=is_gone))
-        self._leaves_at = self._state.clock.monotonic() + NOTICE_SECS
-        if self._state.remote is not None:
+            problem += f". {kept_text(self._run.folder, self.kept)}"
+            self._note(place_of(self._run.durable.home, is_gone=is_gone))
+        self._leaves_at = self._run.clock.monotonic() + NOTICE_SECS
+        if self._run.remote is not None:
             problem += (
-                f". Its remote tier {self._state.remote.place} has what was copied: a start "
+                f". Its remote tier {self._run.remote.place} has what was copied: a start "
                 "in an empty place with that remote tier continues from there"
             )
         log.error("%s; the agent leaves", problem)
         # The log was in that directory.
         print(f"{problem}; the agent leaves", file=sys.stderr, flush=True)
-        self._state.notices.post(Notice(kind="lost", reason=problem))
-        self._state.wake()
+        self._trainers.notices.post(Notice(kind="lost", reason=problem))
+        self._wake()
 
     def free_rest(self) -> None:
         """Free the RAM of a run that is gone, except what is kept; call it once nothing is written.
@@ -169,17 +178,17 @@ class DirectoryWatch:
         if not self.is_lost or not self.kept:
             return
         self._part_with_trainers()
-        for checkpoint in self._storage_worker.in_ram():
+        for checkpoint in self._ram.checkpoints():
             if checkpoint not in self.kept:
-                self._storage_worker.free_checkpoint(checkpoint)
+                self._ram.free_checkpoint(checkpoint)
         try:
-            self._state.pool.evict(self._state.pool.free_slots())
+            self._ram.pool.evict(self._ram.pool.free_slots())
         except StorageError as error:
-            self._storage_worker.report_ram(error)
+            self._ram.report(error)
 
     def _part_with_trainers(self) -> None:
         """Note that the trainers, which may still live, belong to no agent of the run any more."""
-        path = self._state.folder / GROUP
+        path = self._run.folder / GROUP
         record = read_record(path)
         if record is not None:
             members = tuple(structs.replace(member, started=0.0) for member in record.members)

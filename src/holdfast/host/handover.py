@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from holdfast.coordination.inputs import Found
+from collections.abc import Mapping
+
+from holdfast.coordination.inputs import Found, Listed
 from holdfast.engine.lifecycle.attempts import newest_number, read_attempt
 from holdfast.errors import HoldfastError
-from holdfast.format.names import NO_ATTEMPT
-from holdfast.host import control_block
-from holdfast.host.state import AgentState
+from holdfast.format.names import NO_ATTEMPT, CheckpointId
+from holdfast.host.agent_run import AgentRun
+from holdfast.host.control_block import CELL_OF, NEVER, PREEMPTION_CONFIRMED, ControlBlock
 from holdfast.host.storage_worker import StorageWorker
 from holdfast.host.trainer_group import GroupRecord, TrainerGroup
 
@@ -21,7 +23,7 @@ def group_of(record: GroupRecord) -> TrainerGroup | None:
 
 
 def record_by_storage(
-    state: AgentState, storage_worker: StorageWorker, part_count: int
+    run: AgentRun, storage_worker: StorageWorker, part_count: int
 ) -> GroupRecord | None:
     """Rebuild a lost record from storage, for a host without peers.
 
@@ -30,10 +32,10 @@ def record_by_storage(
         there is none, or if storage cannot be read.
     """
     try:
-        newest = newest_number(state.durable)
+        newest = newest_number(run.durable)
         if newest == 0:
             return None
-        attempt = read_attempt(state.durable, newest)
+        attempt = read_attempt(run.durable, newest)
         is_free = storage_worker.has_begun(attempt.attempt) or storage_worker.has_ended(attempt)
     except HoldfastError:
         return None
@@ -43,24 +45,28 @@ def record_by_storage(
         group=f"attempt-{newest}",
         attempt=attempt.attempt,
         count=part_count,
-        leader=state.config.host,
-        successors=(state.config.host,),
+        leader=run.config.host,
+        successors=(run.config.host,),
         origin=attempt.origin,
     )
 
 
 def found_again(
-    state: AgentState,
-    storage_worker: StorageWorker,
+    control: ControlBlock,
+    in_ram: Mapping[CheckpointId, Listed],
     record: GroupRecord | None,
     group: TrainerGroup | None,
     rank: int | None = None,
 ) -> Found:
     """Return the state on this host, for a node that begins.
 
-    `rank` is the rank of a trainer that is about to join.
+    Args:
+        control: the cells that an agent of this host has written.
+        in_ram: what is in RAM.
+        record: the record of the group that an agent of this host has written.
+        group: its trainers, of which some live; None if none does.
+        rank: the rank of a trainer that is about to join.
     """
-    in_ram = storage_worker.in_ram()
     lost: frozenset[int] = frozenset()
     if group is not None:
         ranks = {m.rank for m in group.present} | ({rank} if rank is not None else set())
@@ -79,8 +85,8 @@ def found_again(
         ended_attempt = attempt if record.members else record.ended_attempt
     else:
         return Found(ram=in_ram)
-    values = state.control.cells
-    targets = {kind: values[index] for kind, index in control_block.CELL_OF.items()}
+    values = control.cells
+    targets = {kind: values[index] for kind, index in CELL_OF.items()}
     return Found(
         ram=in_ram,
         # It is unknown which of them trainers wait for; the trainers report that again. Every whole
@@ -97,7 +103,7 @@ def found_again(
         successors=successors,
         origin=origin,
         # Without trainers no rank is left that could serve a target.
-        targets={k: s for k, s in targets.items() if s != control_block.NEVER} if ranks else {},
-        is_confirmed=values[control_block.PREEMPTION_CONFIRMED] != control_block.NEVER,
+        targets={k: s for k, s in targets.items() if s != NEVER} if ranks else {},
+        is_confirmed=values[PREEMPTION_CONFIRMED] != NEVER,
         ended_attempt=ended_attempt,
     )

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 from holdfast.errors import HoldfastError
 from holdfast.host.protocol import MetricsAddress
-from holdfast.host.state import AgentState
 from holdfast.observe.metrics.metric_families import AgentMetrics, MetricFamily
 from holdfast.peers.config import listen
 from holdfast.peers.host_header import names_loopback
@@ -31,9 +30,10 @@ log = logging.getLogger(__name__)
 class MetricsServer:
     """The server of one agent; owned by the event loop. It serves at one address at a time."""
 
-    def __init__(self, state: AgentState, gather: Callable[[], AgentMetrics]) -> None:
-        self._state = state
+    def __init__(self, gather: Callable[[], AgentMetrics]) -> None:
         self._gather = gather
+        self.url: str | None = None
+        """Where metrics are served; None: nowhere."""
         self._runner: web.AppRunner | None = None
         self._at: MetricsAddress | None = None
 
@@ -58,7 +58,7 @@ class MetricsServer:
     async def close(self) -> None:
         """End the server, and all connections to it."""
         runner, self._runner, self._at = self._runner, None, None
-        self._state.metrics_url = None
+        self.url = None
         if runner is not None:
             await runner.cleanup()
 
@@ -80,8 +80,8 @@ class MetricsServer:
         await web.SockSite(runner, listener).start()
         self._runner, self._at = runner, at
         shown = f"[{host}]" if ":" in host else host
-        self._state.metrics_url = f"http://{shown}:{port}{PATH}"
-        log.info("serves metrics at %s", self._state.metrics_url)
+        self.url = f"http://{shown}:{port}{PATH}"
+        log.info("serves metrics at %s", self.url)
 
 
 async def _loopback_only(

@@ -10,8 +10,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from holdfast.host.coordinator import Coordinator
-from holdfast.host.state import AgentState
+from holdfast.host.agent_run import AgentRun
+from holdfast.host.attached_trainers import AttachedTrainers
+from holdfast.host.driver import Driver
+from holdfast.host.ram_tier import RamTier
+from holdfast.observe.metrics.measures import Measures
 from holdfast.observe.metrics.metric_families import AgentMetrics
 from holdfast.observe.run_status import JobStatus
 
@@ -22,19 +25,28 @@ class MetricsSource:
     """The metrics of one agent; owned by the event loop.
 
     Args:
-        state: The agent's state.
-        coordinator: Its share in the hosts' coordination.
+        run: The agent's run.
+        ram: This host's RAM tier.
+        trainers: The attached trainers.
+        driver: The driver of this host's node.
+        measures: What the agent has counted.
         ask_job: Asks all hosts for the state of the run.
     """
 
     def __init__(
         self,
-        state: AgentState,
-        coordinator: Coordinator,
+        run: AgentRun,
+        ram: RamTier,
+        trainers: AttachedTrainers,
+        driver: Driver,
+        measures: Measures,
         ask_job: Callable[[], Awaitable[JobStatus]],
     ) -> None:
-        self._state = state
-        self._coordinator = coordinator
+        self._run = run
+        self._ram = ram
+        self._trainers = trainers
+        self._driver = driver
+        self._measures = measures
         self._ask_job = ask_job
         self._asking: asyncio.Task[None] | None = None
         self._asked_secs = -OUTLOOK_SECS
@@ -42,12 +54,11 @@ class MetricsSource:
 
     def gather(self) -> AgentMetrics:
         """Return all metrics, with what other hosts have answered so far."""
-        state = self._state
         self._refresh()
         return AgentMetrics(
-            run=state.run,
-            host=state.config.host,
-            families=state.measures.families(self._gauges()),
+            run=self._run.path,
+            host=self._run.config.host,
+            families=self._measures.families(self._gauges()),
         )
 
     async def close(self) -> None:
@@ -57,24 +68,26 @@ class MetricsSource:
             await asyncio.wait([self._asking])
 
     def _gauges(self) -> dict[str, float]:
-        state, node = self._state, self._coordinator.node
-        present = state.group.present if state.group is not None else []
+        node = self._driver.node
+        present = self._trainers.present
         gauges = {
-            "holdfast_attempt": float(state.events.attempt),
+            "holdfast_attempt": float(self._run.events.attempt),
             "holdfast_trainers": float(len(present)),
             "holdfast_pending_checkpoints": float(len(node.pending_ids())),
-            "holdfast_ram_slots_bytes": float(state.pool.size_bytes()),
-            "holdfast_ram_free_bytes": float(state.pool.left_bytes() if state.has_ram else 0),
+            "holdfast_ram_slots_bytes": float(self._ram.pool.size_bytes()),
+            "holdfast_ram_free_bytes": float(
+                self._ram.pool.left_bytes() if self._trainers.job.has_ram else 0
+            ),
         }
-        highest = state.published().highest
+        highest = self._trainers.published().highest
         if highest >= 0:
             gauges["holdfast_step"] = float(highest)
         return gauges | (self._of_job if node.is_leading else {})
 
     def _refresh(self) -> None:
-        now_secs = self._state.clock.monotonic()
+        now_secs = self._run.clock.monotonic()
         is_due = now_secs - self._asked_secs >= OUTLOOK_SECS
-        if self._asking is None and is_due and self._coordinator.node.is_leading:
+        if self._asking is None and is_due and self._driver.node.is_leading:
             self._asked_secs = now_secs
             self._asking = asyncio.create_task(self._ask())
 

@@ -23,8 +23,10 @@ from holdfast.errors import FencedError, HoldfastError, StorageError
 from holdfast.format.names import NO_ATTEMPT, AttemptId, CheckpointId
 from holdfast.format.records import Manifest
 from holdfast.format.sealed import seal
+from holdfast.host.agent_run import REMOTE_ADVICE, AgentRun, RemoteTarget
+from holdfast.host.attached_trainers import AttachedTrainers
 from holdfast.host.daemon_threads import begin_call
-from holdfast.host.state import REMOTE_ADVICE, AgentState, RemoteTarget
+from holdfast.host.ram_tier import RamTier
 
 PARTS_AT_ONCE = 2
 """How many parts an agent uploads at a time; each takes a few requests' worth of memory."""
@@ -46,8 +48,16 @@ class _Job:
 class MirrorWorker:
     """The operations of one agent on the remote tier; owned by the event loop."""
 
-    def __init__(self, state: AgentState, submit: Callable[[inputs.Input], None]) -> None:
-        self._state = state
+    def __init__(
+        self,
+        run: AgentRun,
+        ram: RamTier,
+        trainers: AttachedTrainers,
+        submit: Callable[[inputs.Input], None],
+    ) -> None:
+        self._run = run
+        self._ram = ram
+        self._trainers = trainers
         self._submit = submit
         self._slots = asyncio.Semaphore(PARTS_AT_ONCE)
         self._job: _Job | None = None
@@ -123,21 +133,21 @@ class MirrorWorker:
                 self._submit(inputs.MirrorPartWritten(job.id, job.round, rank, written_bytes))
 
     def _remote(self) -> RemoteTarget:
-        if self._state.remote is None:
+        if self._run.remote is None:
             raise StorageError(
-                f"copy from {self._state.run} to its remote tier: this host's agent knows of none; "
+                f"copy from {self._run.path} to its remote tier: this host's agent knows of none; "
                 "give all processes of the job the same remote="
             )
-        return self._state.remote
+        return self._run.remote
 
     # On the threads.
 
     def _prepare(
         self, remote: RemoteTarget, checkpoint: CheckpointId
     ) -> tuple[Manifest, PartLayouts, Listing]:
-        check_run(remote.store, remote.place, self._state.config.run_id, REMOTE_ADVICE)
+        check_run(remote.store, remote.place, self._run.config.run_id, REMOTE_ADVICE)
         check_not_fenced(remote.store, checkpoint)
-        (manifest,) = read_manifests(self._state.durable, [checkpoint])
+        (manifest,) = read_manifests(self._run.durable, [checkpoint])
         layouts = PartLayouts(manifest.checkpoint.arrays)
         return manifest, layouts, list_folder(remote.store, checkpoint)
 
@@ -149,17 +159,20 @@ class MirrorWorker:
         layouts: PartLayouts,
         listed: Listing,
     ) -> int:
-        state = self._state
         if rank >= len(manifest.parts):
             raise StorageError(
                 f"copy {manifest.id}: it has {len(manifest.parts)} parts, and none of rank {rank}"
             )
-        stores = [state.ram, state.durable] if state.has_ram else [state.durable]
+        stores = (
+            [self._ram.store, self._run.durable]
+            if self._trainers.job.has_ram
+            else [self._run.durable]
+        )
         return copy_part_once(part_copies(manifest, rank, stores, layouts), remote.store, listed)
 
     def _put_manifest(self, remote: RemoteTarget, wanted: effects.MirrorCommit) -> None:
-        check_run(remote.store, remote.place, self._state.config.run_id, REMOTE_ADVICE)
-        (manifest,) = read_manifests(self._state.durable, [wanted.id])
+        check_run(remote.store, remote.place, self._run.config.run_id, REMOTE_ADVICE)
+        (manifest,) = read_manifests(self._run.durable, [wanted.id])
         remote.checkpoints.commit_checkpoint(
             wanted.id,
             lambda images: commit_copy(
@@ -169,7 +182,7 @@ class MirrorWorker:
 
     async def _newer_attempt(self, error: Exception) -> AttemptId:
         """Return the attempt in the remote tier that fenced an operation; none if none did."""
-        remote = self._state.remote
+        remote = self._run.remote
         if remote is None or not isinstance(error, FencedError):
             return NO_ATTEMPT
         try:

@@ -5,8 +5,7 @@ has the hosts copy it, repeats what fails, and commits it there (`coordination.m
 waits for it. A failure is reported once, and the newest checkpoint that is due then is copied next.
 
 Invariants:
-- `AgentState.uploading` names the checkpoints that are or will be copied, and preservation of the
-  durable tier spares them.
+- Preservation of the durable tier spares the checkpoints that are or will be copied.
 - An agent without trainers stays until the remote tier has the newest checkpoint, or has failed for
   `GIVE_UP_SECS`.
 """
@@ -34,11 +33,11 @@ from holdfast.errors import (
 )
 from holdfast.format.names import CheckpointId
 from holdfast.format.records import Manifest
-from holdfast.host import control_block
-from holdfast.host.coordinator import Coordinator
-from holdfast.host.mirror_worker import in_thread
+from holdfast.host.agent_run import AgentRun, RemoteTarget
+from holdfast.host.attached_trainers import AttachedTrainers
+from holdfast.host.driver import Driver
+from holdfast.host.mirror_worker import MirrorWorker, in_thread
 from holdfast.host.protocol import Notice, RemoteStatus
-from holdfast.host.state import AgentState, RemoteTarget
 from holdfast.host.storage_worker import StorageWorker
 from holdfast.observe.events.schema import (
     CheckpointUploaded,
@@ -72,20 +71,26 @@ class _Asked:
 class Mirroring:
     """The remote tier of one agent's run; owned by the event loop, with reads on threads.
 
-    `on_released` is called when a checkpoint is not being copied any more.
+    `spare` is called with the checkpoints that are or will be copied, whenever they change.
     """
 
     def __init__(
         self,
-        state: AgentState,
+        run: AgentRun,
+        trainers: AttachedTrainers,
+        driver: Driver,
         storage_worker: StorageWorker,
-        coordinator: Coordinator,
-        on_released: Callable[[], None],
+        mirror_worker: MirrorWorker,
+        spare: Callable[[frozenset[CheckpointId]], None],
     ) -> None:
-        self._state = state
+        self._run = run
+        self._trainers = trainers
+        self._driver = driver
         self._storage_worker = storage_worker
-        self._coordinator = coordinator
-        self._on_released = on_released
+        self._mirror_worker = mirror_worker
+        self._spare = spare
+        self._held: frozenset[CheckpointId] = frozenset()
+        """The checkpoints that are or will be copied."""
         self._changed = asyncio.Event()
         self._remote: RemoteTarget | None = None
         self._is_known = False
@@ -128,16 +133,16 @@ class Mirroring:
 
         An attempt of this host is recorded there before it begins here. So one look is not enough.
         """
-        remote = self._state.remote
+        remote = self._run.remote
         if remote is None or not self._may_copy():
             return
-        present, durable = self._coordinator.node.attempt, self._state.durable
+        present, durable = self._driver.node.attempt, self._run.durable
 
         def look() -> int:
             newest = newest_number(remote.store)
             if newest > present.number:
                 # Another run may be there by now.
-                check_same_run(durable, remote.store, self._state.config.run_id)
+                check_same_run(durable, remote.store, self._run.config.run_id)
             return newest
 
         try:
@@ -145,7 +150,7 @@ class Mirroring:
         except HoldfastError as error:
             log.info("the attempts in the remote tier cannot be used: %s", error)
             return
-        if newest <= self._coordinator.node.attempt.number:
+        if newest <= self._driver.node.attempt.number:
             return
         if newest == self._newer_attempt:
             await self._submit_listing()
@@ -153,7 +158,7 @@ class Mirroring:
 
     async def act(self) -> None:
         """Choose the checkpoint that is due now, if one is, and have it copied."""
-        remote = self._state.remote
+        remote = self._run.remote
         if remote is None or not self._may_copy():
             return
         if self._remote is not remote:
@@ -161,7 +166,7 @@ class Mirroring:
             self._asked.clear()
             self._forget_newest()
         self._ask_again()
-        if not self._is_known and self._state.clock.monotonic() >= self._retry_at_secs:
+        if not self._is_known and self._run.clock.monotonic() >= self._retry_at_secs:
             await self._read_newest(remote)
         if self._is_known and self._may_copy():
             self._choose()
@@ -199,10 +204,10 @@ class Mirroring:
 
     def holds_agent(self) -> bool:
         """Return whether an agent without trainers has to stay; asks for the newest checkpoint."""
-        node = self._coordinator.node
+        node = self._driver.node
         if not self._may_copy():
             return node.is_mirroring
-        now_secs = self._state.clock.monotonic()
+        now_secs = self._run.clock.monotonic()
         if self._alone_since_secs is None:
             self._alone_since_secs = now_secs
             self.want_newest()
@@ -219,18 +224,18 @@ class Mirroring:
         Raises:
             StorageError: some of it may be left there; the call may be repeated.
         """
-        remote = self._state.remote
+        remote = self._run.remote
         if remote is None:
             return
         self._asked.pop(checkpoint, None)
         if self._target is not None and self._target.id == checkpoint:
             self._target = None
         self._hold()
-        durable = self._state.durable
+        durable = self._run.durable
 
         def remove_checkpoint() -> bool:
             try:
-                check_same_run(durable, remote.store, self._state.config.run_id)
+                check_same_run(durable, remote.store, self._run.config.run_id)
             except (NotARunError, CheckpointDamagedError, StorageError) as error:
                 if isinstance(error, StorageError) and not remote.store.home.is_gone():
                     raise
@@ -239,7 +244,7 @@ class Mirroring:
             return remote.checkpoints.remove_checkpoint(checkpoint)
 
         if await in_thread(remove_checkpoint):
-            self._state.events.write(
+            self._run.events.write(
                 RemoteDeleted(
                     step=checkpoint.step, attempt=checkpoint.attempt.number, reason="asked"
                 )
@@ -252,7 +257,7 @@ class Mirroring:
 
     def upload_status(self) -> RemoteStatus | None:
         """Return the state of the remote tier; None without one."""
-        remote, uploaded, copies = self._state.remote, self._uploaded, self._coordinator.node.copies
+        remote, uploaded, copies = self._run.remote, self._uploaded, self._driver.node.copies
         if remote is None:
             return None
         target = copies.target if copies is not None else None
@@ -269,44 +274,43 @@ class Mirroring:
     @property
     def awaited_place(self) -> str:
         """The remote tier that lacks the newest checkpoint; empty if none does."""
-        remote = self._state.remote
+        remote = self._run.remote
         is_awaited = remote is not None and self._may_copy() and self._is_behind()
         return remote.place if remote is not None and is_awaited else ""
 
     @property
     def is_busy(self) -> bool:
         """Whether something is written to the remote tier, or removed there."""
-        return bool(self._tasks) or self._coordinator.mirror_worker.is_busy
+        return bool(self._tasks) or self._mirror_worker.is_busy
 
     async def wait_idle(self) -> None:
         """Wait for what is under way now."""
-        await self._coordinator.mirror_worker.wait_idle()
+        await self._mirror_worker.wait_idle()
         if self._tasks:
             await asyncio.wait(self._tasks)
 
     # Decisions.
 
     def _may_copy(self) -> bool:
-        remote = self._state.remote
-        return remote is not None and remote.save is not None and self._coordinator.node.is_leading
+        remote = self._run.remote
+        return remote is not None and remote.save is not None and self._driver.node.is_leading
 
     def _is_behind(self) -> bool:
         newest, uploaded = self._newest, self._uploaded
         return newest is not None and (uploaded is None or uploaded.id != newest.id)
 
     def _is_due(self, checkpoint: UploadedCheckpoint) -> bool:
-        state, uploaded = self._state, self._uploaded
-        if state.remote is None or state.remote.save is None:
+        uploaded = self._uploaded
+        if self._run.remote is None or self._run.remote.save is None:
             return False
-        members = state.group.present if state.group is not None else []
-        cells, copies = state.control.cells, self._coordinator.node.copies
+        copies = self._driver.node.copies
         context = SaveContext(
-            now=state.clock.now(),
+            now=self._run.clock.now(),
             is_saving_in_progress=copies is not None and copies.is_trying,
-            reached_preemption=any(cells[control_block.notice_cell(m.seat)] for m in members),
+            reached_preemption=self._trainers.has_notice,
         )
         previous = [uploaded.info] if uploaded is not None else []
-        return state.remote.save.should_save(checkpoint.id.step, previous, context=context)
+        return self._run.remote.save.should_save(checkpoint.id.step, previous, context=context)
 
     def _judge(self) -> None:
         """Choose the last of the new checkpoints that is due, once the uploaded one is known."""
@@ -328,9 +332,9 @@ class Mirroring:
                 self._target = newest
         target, self._target = self._target, None
         if target is not None and target.id not in self._asked:
-            self._asked[target.id] = _Asked(target, self._state.clock.monotonic())
+            self._asked[target.id] = _Asked(target, self._run.clock.monotonic())
             wanted = inputs.MirrorTarget(target.id, target.part_count)
-            self._coordinator.submit(inputs.MirrorWanted(wanted))
+            self._driver.submit(inputs.MirrorWanted(wanted))
             # It has replaced one that waited, or whose last try had failed.
             copied = self._copied()
             self._asked = {c: asked for c, asked in self._asked.items() if c in copied}
@@ -345,30 +349,29 @@ class Mirroring:
                 self._target = asked.checkpoint
 
     def _copied(self) -> frozenset[CheckpointId]:
-        copies = self._coordinator.node.copies
+        copies = self._driver.node.copies
         return copies.ids if copies is not None else frozenset()
 
     def _hold(self) -> None:
         """Spare what is or will be copied from preservation."""
         held = self._copied() | self._asked.keys()
         held |= {self._target.id} if self._target is not None else frozenset()
-        is_released = bool(self._state.uploading - held)
-        self._state.uploading = held
-        if is_released:
-            self._on_released()
+        if held != self._held:
+            self._held = held
+            self._spare(held)
 
     # Outcomes.
 
     def _succeeded(self, asked: _Asked, effect: effects.MirrorEnded) -> None:
-        secs = self._state.clock.monotonic() - asked.began_secs
+        secs = self._run.clock.monotonic() - asked.began_secs
         self._uploaded = asked.checkpoint
         del self._asked[effect.id]
         # While trainers live, the policy decides about the next one.
-        self._wants_newest &= self._state.group is None or self._is_behind()
+        self._wants_newest &= self._trainers.group is None or self._is_behind()
         if self._problem:
             log.info("the remote tier can be written again")
         self._problem, self._failing_since_secs = "", None
-        self._state.events.write(
+        self._run.events.write(
             CheckpointUploaded(
                 step=effect.id.step,
                 attempt=effect.id.attempt.number,
@@ -387,22 +390,22 @@ class Mirroring:
             log.info("the copy of %s ends: it was deleted", checkpoint)
             self._forget_newest()
             self._asked.pop(checkpoint, None)
-            self._coordinator.submit(inputs.MirrorUnwanted(checkpoint))
+            self._driver.submit(inputs.MirrorUnwanted(checkpoint))
             self._hold()
             return
         if self._report_failure(reason):
             step, attempt = checkpoint.step, checkpoint.attempt.number
-            self._state.events.write(UploadFailed(step=step, attempt=attempt, reason=reason))
+            self._run.events.write(UploadFailed(step=step, attempt=attempt, reason=reason))
 
     def _report_failure(self, reason: str) -> bool:
         """Report a failure to the trainers if it is the first of several; return whether it is."""
         if self._failing_since_secs is None:
-            self._failing_since_secs = self._state.clock.monotonic()
+            self._failing_since_secs = self._run.clock.monotonic()
         log.warning("cannot copy to the remote tier: %s", reason)
         is_first, self._problem = not self._problem, reason
-        remote = self._state.remote
+        remote = self._run.remote
         if is_first and remote is not None:
-            self._state.notices.post(
+            self._trainers.notices.post(
                 Notice(
                     kind="warning",
                     reason=f"checkpoints cannot be copied to the remote tier {remote.place} now, "
@@ -412,19 +415,17 @@ class Mirroring:
         return is_first
 
     async def _preserve(self, newest: CheckpointId) -> None:
-        remote, uploading, now = self._state.remote, self._state.uploading, self._state.clock.now()
+        remote, held, now = self._run.remote, self._held, self._run.clock.now()
         policy = remote.preserve if remote is not None else None
         if remote is None or policy is None:
             return
         try:
-            drops = await in_thread(
-                lambda: remote.checkpoints.preserve(policy, newest, uploading, now)
-            )
+            drops = await in_thread(lambda: remote.checkpoints.preserve(policy, newest, held, now))
         except HoldfastError as error:
-            self._state.events.write(PreservationFailed(reason=f"{remote.place}: {error}"))
+            self._run.events.write(PreservationFailed(reason=f"{remote.place}: {error}"))
             return
         for dropped in drops:
-            self._state.events.write(
+            self._run.events.write(
                 RemoteDeleted(
                     step=dropped.step, attempt=dropped.attempt.number, reason="preservation"
                 )
@@ -447,7 +448,7 @@ class Mirroring:
         try:
             durable, uploaded = await in_thread(remote.checkpoints.newest)
         except HoldfastError as error:
-            self._retry_at_secs = self._state.clock.monotonic() + RETRY_SECS
+            self._retry_at_secs = self._run.clock.monotonic() + RETRY_SECS
             self._report_failure(str(error) or repr(error))
             return
         if changes != self._changes:
@@ -462,16 +463,16 @@ class Mirroring:
     async def _submit_listing(self) -> None:
         """Submit a listing of both tiers: a newer attempt has begun in the remote tier alone."""
         listed = await self._storage_worker.list_durable(
-            effects.ListDurable(self._coordinator.node.attempt, since_step=0)
+            effects.ListDurable(self._driver.node.attempt, since_step=0)
         )
         if not isinstance(listed, inputs.DurableListed):
             return
-        if listed.newest_attempt > self._coordinator.node.attempt:
+        if listed.newest_attempt > self._driver.node.attempt:
             log.error("attempt %s has begun in the remote tier", listed.newest_attempt)
-            self._coordinator.submit(listed)
+            self._driver.submit(listed)
 
     async def _is_there(self, checkpoint: CheckpointId) -> bool:
-        durable = self._state.durable
+        durable = self._run.durable
         try:
             return await in_thread(lambda: is_committed(durable, checkpoint))
         except HoldfastError:

@@ -8,9 +8,10 @@ from __future__ import annotations
 import logging
 
 from holdfast.coordination import effects
+from holdfast.host.notices import NoticeBoard
 from holdfast.host.protocol import Notice
-from holdfast.host.state import AgentState
 from holdfast.observe.events.schema import LeaderReplaced, PeerHeard, PeerSilent, ProtectionDelayed
+from holdfast.observe.events.writer import EventWriter
 
 log = logging.getLogger(__name__)
 
@@ -18,13 +19,14 @@ log = logging.getLogger(__name__)
 class OutageReports:
     """The reports of one agent; owned by the event loop."""
 
-    def __init__(self, state: AgentState) -> None:
-        self._state = state
+    def __init__(self, events: EventWriter, notices: NoticeBoard) -> None:
+        self._events = events
+        self._notices = notices
         self._silent: set[str] = set()
 
     def on_effect(self, effect: effects.Effect) -> None:
         """Report an outage or its end; other effects are ignored."""
-        events = self._state.events
+        events = self._events
         match effect:
             case effects.HostSilent():
                 self._silent.add(effect.host)
@@ -58,4 +60,4 @@ class OutageReports:
 
     def _warn(self, text: str) -> None:
         log.warning("%s", text)
-        self._state.notices.post(Notice(kind="warning", reason=text))
+        self._notices.post(Notice(kind="warning", reason=text))

@@ -14,8 +14,10 @@ from dataclasses import dataclass, field
 from holdfast.coordination.settings import Settings
 from holdfast.errors import HoldfastError, InvalidArgumentError
 from holdfast.host import protocol
-from holdfast.host.coordinator import Coordinator
-from holdfast.host.state import AgentState, Policies
+from holdfast.host.agent_run import AgentRun
+from holdfast.host.attached_trainers import AttachedTrainers, Policies
+from holdfast.host.peer_network import PeerNetwork
+from holdfast.host.ram_tier import RamTier
 from holdfast.host.trainer_group import TrainerGroup
 from holdfast.peers.address import PeerAddress, parsed_addresses
 from holdfast.policy import preservation_policy, save_decision_policy
@@ -63,22 +65,22 @@ class PendingStart:
                 waiter.set_exception(error)
         self.waiters.clear()
 
-    def add_process(self, coordinator: Coordinator, request: protocol.Attach) -> None:
+    def add_process(self, network: PeerNetwork, request: protocol.Attach) -> None:
         """Keep one process's request; its addresses are used from now on."""
         self.requests[request.rank] = request
-        known = coordinator.peer_addresses()
-        coordinator.update_addresses(parsed_addresses(request.addresses))
-        for host, address in coordinator.peer_addresses().items():
+        known = network.peers.addresses()
+        network.update_addresses(parsed_addresses(request.addresses))
+        for host, address in network.peers.addresses().items():
             if address != known.get(host):
                 first = self.learned.get(host)
                 self.learned[host] = (address, first[1] if first else known.get(host))
 
-    def restore_addresses(self, coordinator: Coordinator) -> None:
-        """Undo the changes of `add`, except where a newer address has arrived since."""
-        known = coordinator.peer_addresses()
+    def restore_addresses(self, network: PeerNetwork) -> None:
+        """Undo the changes of `add_process`, except where a newer address has arrived since."""
+        known = network.peers.addresses()
         for host, (learned, before) in self.learned.items():
             if known.get(host) == learned:
-                coordinator.restore_address(host, before)
+                network.restore_address(host, before)
 
 
 def check_policies(request: protocol.Attach) -> None:
@@ -95,7 +97,7 @@ def check_policies(request: protocol.Attach) -> None:
         preservation_policy.decode(request.remote.preserve.encode())
 
 
-def prepare_remote(state: AgentState, request: protocol.Attach) -> None:
+def prepare_remote(run: AgentRun, trainers: AttachedTrainers, request: protocol.Attach) -> None:
     """Use the remote tier of a process that attaches: its start lists both durable tiers.
 
     A live attempt keeps its own; a start that fences it changes it with its attempt.
@@ -104,33 +106,36 @@ def prepare_remote(state: AgentState, request: protocol.Attach) -> None:
         InvalidArgumentError: Another process of the same job has another remote tier.
     """
     place = request.remote.place if request.remote is not None else None
-    present = state.remote.place if state.remote is not None else None
-    if state.group is None:
-        state.use_remote(place)
-    elif state.group.group == request.group and present is None:
+    present = run.remote.place if run.remote is not None else None
+    if trainers.group is None:
+        run.use_remote(place)
+    elif trainers.group.group == request.group and present is None:
         # A restarted agent knows its trainers, and gets the rest from them.
-        state.use_remote(place)
-    elif state.group.group == request.group and place != present:
+        run.use_remote(place)
+    elif trainers.group.group == request.group and place != present:
         raise InvalidArgumentError(
             f"attach rank {request.rank}: expected the remote tier of the job's other processes, "
             f"{present}, found {place or 'none'}"
         )
 
 
-def apply_request(state: AgentState, request: protocol.Attach) -> None:
+def apply_request(
+    run: AgentRun, ram: RamTier, trainers: AttachedTrainers, request: protocol.Attach
+) -> None:
     """Apply the policies and bounds of a process of the present attempt."""
-    state.linger_secs = request.linger_secs
-    state.has_ram = request.ram is not None
-    state.pool.limit_bytes = request.ram_limit_bytes
-    state.use_remote(request.remote.place if request.remote is not None else None)
+    job = trainers.job
+    job.linger_secs = request.linger_secs
+    job.has_ram = request.ram is not None
+    ram.pool.limit_bytes = request.ram_limit_bytes
+    run.use_remote(request.remote.place if request.remote is not None else None)
     # Rank 0's policies hold for the whole run.
     if request.rank == 0:
-        if state.remote is not None and request.remote is not None:
-            state.remote.save = save_decision_policy.decode(request.remote.save.encode())
-            state.remote.preserve = preservation_policy.decode(request.remote.preserve.encode())
-        state.knows_policies = True
-        state.durable_policies = _policies(request.durable)
-        state.ram_policies = _policies(request.ram) if request.ram else Policies()
+        if run.remote is not None and request.remote is not None:
+            run.remote.save = save_decision_policy.decode(request.remote.save.encode())
+            run.remote.preserve = preservation_policy.decode(request.remote.preserve.encode())
+        job.knows_policies = True
+        job.durable = _policies(request.durable)
+        job.ram = _policies(request.ram) if request.ram else Policies()
 
 
 def _policies(tier: protocol.TierPolicies) -> Policies:

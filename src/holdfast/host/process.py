@@ -22,14 +22,15 @@ from pathlib import Path
 from holdfast.clock import SystemClock
 from holdfast.errors import StorageError
 from holdfast.format.json_codec import decode
+from holdfast.host.agent import Agent
 from holdfast.host.agent_directory import SOCKET
+from holdfast.host.agent_run import open_run
 from holdfast.host.config import ALREADY_RUNNING, AgentConfig
 from holdfast.host.log_file import logging_into
-from holdfast.host.peer_network import PeerNetwork
+from holdfast.host.metering import Metering
 from holdfast.host.place import locked_place
 from holdfast.host.server import call_server
 from holdfast.host.service import Service
-from holdfast.host.state import open_state
 from holdfast.observe.events.schema import AgentLeft, AgentStarted
 from holdfast.store.file_system import LOCAL, FileSystem
 from holdfast.store.location import RunLocation
@@ -140,26 +141,24 @@ def _raise_limits() -> None:
 
 async def _serve(config: AgentConfig, files: FileSystem, has_place: Callable[[], bool]) -> bool:
     """Serve until it is time to exit; return whether RAM holds nothing that is not durable."""
-    state = open_state(config, SystemClock(), files)
-    state.has_place = has_place
-    network = PeerNetwork(state, files)
-    service = Service(state, network.peers)
+    clock = SystemClock()
+    metering = Metering(clock)
+    agent = Agent(open_run(config, clock, files, metering.note_event), metering, None, has_place)
+    service = Service(agent)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, service.leave_soon)
-    state.events.write(AgentStarted(pid=os.getpid()))
+        loop.add_signal_handler(number, agent.leave_soon)
+    agent.run.events.write(AgentStarted(pid=os.getpid()))
     server = call_server(service)
     try:
-        await service.adopt()
-        network.open(service.coordinator, service.own_status)
-        await server.listen_in(state.folder)
-        await service.run()
+        await agent.adopt()
+        agent.serve_peers(service.own_status)
+        await server.listen_in(agent.run.folder)
+        await agent.act()
     finally:
-        await network.close()
+        await service.close()
+        await agent.network.close()
         await asyncio.wait_for(server.close(SHUTDOWN_SECS), SHUTDOWN_SECS * 50)
-        state.events.write(AgentLeft(pid=os.getpid()))
-        service.close()
-        state.events.close()
-        state.control.close()
-        state.ram.close()
-    return service.is_all_durable
+        agent.run.events.write(AgentLeft(pid=os.getpid()))
+        agent.close()
+    return agent.is_all_durable

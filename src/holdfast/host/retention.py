@@ -28,7 +28,7 @@ from holdfast.engine.lifecycle.attempts import (
     read_attempts,
 )
 from holdfast.engine.lifecycle.catalog import Listing, list_checkpoints, list_folder
-from holdfast.engine.lifecycle.commit import is_committed, remove
+from holdfast.engine.lifecycle.commit import remove
 from holdfast.engine.lifecycle.manifests import info_of, read_manifests
 from holdfast.engine.lifecycle.newest import list_newest
 from holdfast.engine.lifecycle.recovery import recover
@@ -47,9 +47,11 @@ from holdfast.format.names import (
 )
 from holdfast.format.records import AttemptRecord, Manifest, encode_metrics
 from holdfast.format.timeline import last_steps
-from holdfast.host.coordinator import Coordinator
+from holdfast.host.agent_run import AgentRun
+from holdfast.host.attached_trainers import AttachedTrainers, Policies
+from holdfast.host.driver import Driver
 from holdfast.host.protocol import Notice
-from holdfast.host.state import AgentState, Policies
+from holdfast.host.ram_tier import RamTier
 from holdfast.host.storage_worker import StorageWorker
 from holdfast.observe.events.schema import (
     CheckpointCleared,
@@ -91,11 +93,18 @@ class Retention:
     """The retention of one agent; owned by the event loop."""
 
     def __init__(
-        self, state: AgentState, storage_worker: StorageWorker, coordinator: Coordinator
+        self,
+        run: AgentRun,
+        ram: RamTier,
+        trainers: AttachedTrainers,
+        driver: Driver,
+        storage_worker: StorageWorker,
     ) -> None:
-        self._state = state
+        self._run = run
+        self._ram = ram
+        self._trainers = trainers
+        self._driver = driver
         self._storage_worker = storage_worker
-        self._coordinator = coordinator
         self._infos: dict[CheckpointId, CheckpointInfo] = {}
         self._unsecured: Age | None = NO_AGE
         """The age of the newest dropped checkpoint; None if a newer one is protected."""
@@ -110,6 +119,7 @@ class Retention:
         """Whether what earlier attempts left was recovered before a trainer attached."""
         self._awaited: dict[CheckpointId, asyncio.Event] = {}
         """For each deletion that is waited for: set once no host holds the checkpoint."""
+        self._spared: frozenset[CheckpointId] = frozenset()
 
     async def recover(self) -> None:
         """Commit what an interrupted run left whole and durable; clear what never can be restored.
@@ -117,7 +127,7 @@ class Retention:
         Call it only while no process of this folder works on the run. If the newest attempt began
         elsewhere and may be live, nothing is touched: the next attempt recovers it.
         """
-        whole = [c for c, listed in self._storage_worker.in_ram().items() if listed.is_whole]
+        whole = [c for c, listed in self._ram.checkpoints().items() if listed.is_whole]
         await self._recover(whole, None)
 
     def recover_earlier(self, attempt: AttemptId) -> None:
@@ -125,15 +135,15 @@ class Retention:
 
         Checkpoints that any host of the attempt holds are not touched, and become durable as usual.
         """
-        held = self._coordinator.node.held_ids()
+        held = self._driver.node.held_ids()
         self._begin(self._recover(held, attempt))
 
     async def _recover(self, held: Collection[CheckpointId], attempt: AttemptId | None) -> None:
-        state, worker = self._state, self._storage_worker
+        worker = self._storage_worker
         try:
             if attempt is None:
                 listing = await worker.query(lambda: worker.list_for_opening(is_for_start=True))
-                state.events.attempt = listing.newest_number
+                self._run.events.attempt = listing.newest_number
                 newest = listing.newest_attempt
                 if newest and not (listing.is_over or worker.has_begun(newest)):
                     return
@@ -143,12 +153,12 @@ class Retention:
                 if shared is not None and not shared.uncommitted:
                     return
                 # An earlier attempt may have committed some of it since it was listed.
-                listing = await worker.query(list_newest, state.durable, worker.known_attempts)
+                listing = await worker.query(list_newest, self._run.durable, worker.known_attempts)
             limits = last_steps(listing.attempts)
             in_care = [c for c in held if c.step <= limits.get(c.attempt, -1)]
             recovery = await worker.write(
                 recover,
-                state.durable,
+                self._run.durable,
                 in_care,
                 attempt,
                 worker.reused_images,
@@ -158,10 +168,10 @@ class Retention:
                 worker.opening.forget_listing()
         except HoldfastError as error:
             worker.opening.forget_listing()
-            state.events.write(RecoveryFailed(reason=str(error)))
+            self._run.events.write(RecoveryFailed(reason=str(error)))
         else:
             for one in recovery.committed:
-                state.events.write(
+                self._run.events.write(
                     CheckpointCommitted(step=one.step, attempt=one.attempt.number, by="recovery")
                 )
             self._report_cleared(recovery.cleared)
@@ -172,7 +182,7 @@ class Retention:
 
         Unless this host `is_alone`, a checkpoint with any part stays: other hosts may wait for it.
         """
-        ram = self._state.ram
+        ram = self._ram.store
         try:
             for checkpoint, listing in list_checkpoints(ram).items():
                 if not (listing.is_complete if is_alone else listing.parts):
@@ -180,22 +190,23 @@ class Retention:
             # A trainer that died between filling a slot and naming it leaves it unfinished.
             ram.discard_unfinished(CHECKPOINTS)
         except StorageError as error:
-            self._storage_worker.report_ram(error)
+            self._ram.report(error)
 
     async def find_attempt(self) -> None:
         """Read the newest attempt, in whose file the agent's events belong."""
-        state = self._state
         try:
-            state.events.attempt = await self._storage_worker.query(newest_number, state.durable)
+            self._run.events.attempt = await self._storage_worker.query(
+                newest_number, self._run.durable
+            )
         except StorageError as error:
-            state.events.write(DurableUnreadable(reason=str(error)))
+            self._run.events.write(DurableUnreadable(reason=str(error)))
 
     def committed(self, manifest: Manifest, secs: float) -> None:
         """Report a manifest that was written here, and remove what the policies do not keep."""
         checkpoint = manifest.id
         self._remember(manifest)
         size_bytes = sum(part.image_size_bytes for part in manifest.parts)
-        self._state.events.write(
+        self._run.events.write(
             CheckpointCommitted(
                 step=checkpoint.step,
                 attempt=checkpoint.attempt.number,
@@ -206,9 +217,13 @@ class Retention:
         self._unpreserved.add(checkpoint)
         self._begin(self._preserve_after(checkpoint))
 
-    def preserve_again(self) -> None:
-        """Apply preservation once more: a checkpoint is not being copied any more."""
-        node = self._coordinator.node
+    def spare(self, checkpoints: frozenset[CheckpointId]) -> None:
+        """Spare these checkpoints from preservation; apply it to those that were spared before."""
+        is_released = bool(self._spared - checkpoints)
+        self._spared = checkpoints
+        node = self._driver.node
+        if not is_released:
+            return
         newest = max(self._infos, key=age_of, default=None)
         if newest is not None and node.is_leading:
             self._begin(self._apply_preservation(newest))
@@ -245,13 +260,13 @@ class Retention:
         elif effect.status is CheckpointStatus.DROPPED:
             if effect.reason == DELETED:
                 kind = "deleted"
-            elif effect.id.attempt != self._coordinator.node.attempt:
+            elif effect.id.attempt != self._driver.node.attempt:
                 kind = "left behind"
             else:
                 self._unsecured = max(effect.id.age, self._unsecured or NO_AGE)
         info = self._infos.get(effect.id)
         is_known = effect.status is CheckpointStatus.COMMITTED and info is not None
-        self._state.notices.post(
+        self._trainers.notices.post(
             Notice(
                 kind=kind,
                 id=effect.id,
@@ -272,21 +287,20 @@ class Retention:
             WaitTimeoutError: the hosts have not confirmed in time that they released it; hosts that
                 receive the order later release it then.
         """
-        coordinator = self._coordinator
         # Registered before the removal is submitted: the confirmation may follow at once.
         confirmed = self._awaited.setdefault(checkpoint, asyncio.Event())
-        secs = coordinator.settings.deleting_secs
+        secs = self._driver.settings.deleting_secs
         try:
             await self._storage_worker.write(self._remove_everywhere, checkpoint)
             self._report_removed([checkpoint], "asked")
             async with asyncio.timeout(secs):
                 await confirmed.wait()
         except TimeoutError as error:
-            successors = coordinator.node.successors
-            leader = successors[0] if successors else self._state.config.host
+            successors = self._driver.node.successors
+            leader = successors[0] if successors else self._run.config.host
             raise WaitTimeoutError(
                 f"delete {checkpoint}: it is removed from the durable tier and from the memory of "
-                f"host {self._state.config.host}, but the leader, the agent on host {leader}, "
+                f"host {self._run.config.host}, but the leader, the agent on host {leader}, "
                 f"has not confirmed within {secs:.0f} s that no other host holds it; check whether "
                 "that agent runs. It is notified as soon as it does; delete the checkpoint again "
                 "to wait for that"
@@ -303,10 +317,6 @@ class Retention:
         """Record that no host holds anything of a checkpoint that was deleted here."""
         if checkpoint in self._awaited:
             self._awaited[checkpoint].set()
-
-    async def is_committed(self, checkpoint: CheckpointId) -> bool:
-        """Return whether the durable tier has the checkpoint's manifest."""
-        return await self._storage_worker.query(is_committed, self._state.durable, checkpoint)
 
     async def judged(self, newest: CheckpointId, keep: Sequence[CheckpointId]) -> None:
         """Remove the checkpoints that neither the user's policy nor the built-in share keeps.
@@ -340,23 +350,23 @@ class Retention:
 
     def _notify_preserved(self, newest: CheckpointId) -> None:
         self._unpreserved.discard(newest)
-        self._state.notices.post(Notice(kind="preserved", id=newest))
+        self._trainers.notices.post(Notice(kind="preserved", id=newest))
 
     async def _apply_preservation(self, newest: CheckpointId) -> None:
-        pending = frozenset(self._coordinator.node.pending_ids())
-        policies = self._state.durable_policies
+        pending = frozenset(self._driver.node.pending_ids())
+        policies = self._trainers.job.durable
         try:
             tidied = await self._tidy(
                 lambda tidied: self._remove_unkept(tidied, newest, pending, policies)
             )
         except HoldfastError as error:
-            self._state.events.write(PreservationFailed(reason=str(error)))
-            self._state.notices.post(Notice(kind="warning", reason=str(error)))
+            self._run.events.write(PreservationFailed(reason=str(error)))
+            self._trainers.notices.post(Notice(kind="warning", reason=str(error)))
             return
         if tidied.drops:
             self._asked[newest] = set(tidied.drops)
             infos = [_info_message(c, self._infos[c]) for c in tidied.timeline]
-            self._state.notices.post(Notice(kind="judge", id=newest, data=infos))
+            self._trainers.notices.post(Notice(kind="judge", id=newest, data=infos))
 
     async def _tidy(self, work: Callable[[_Tidied], None]) -> _Tidied:
         """Run `work` on the writing thread; report its removals, also if it fails later."""
@@ -371,11 +381,11 @@ class Retention:
 
     def _report_mended(self, keys: Iterable[str]) -> None:
         for key in keys:
-            self._state.events.write(RecordMended(key=key))
+            self._run.events.write(RecordMended(key=key))
 
     def _report_cleared(self, checkpoints: Iterable[CheckpointId]) -> None:
         for one in checkpoints:
-            self._state.events.write(CheckpointCleared(step=one.step, attempt=one.attempt.number))
+            self._run.events.write(CheckpointCleared(step=one.step, attempt=one.attempt.number))
 
     def _report_removed(self, checkpoints: Iterable[CheckpointId], reason: str) -> None:
         """Report removals to the events and to the coordination.
@@ -384,8 +394,8 @@ class Retention:
         """
         for checkpoint in checkpoints:
             self._infos.pop(checkpoint, None)
-            self._coordinator.submit(inputs.Deleted(checkpoint))
-            self._state.events.write(
+            self._driver.submit(inputs.Deleted(checkpoint))
+            self._run.events.write(
                 CheckpointDeleted(
                     step=checkpoint.step, attempt=checkpoint.attempt.number, reason=reason
                 )
@@ -419,7 +429,7 @@ class Retention:
 
         An opening reads no more of them than it needs.
         """
-        durable = self._state.durable
+        durable = self._run.durable
         tidied.mended += mend_run(durable, durable.home.recorded_place())
         tidied.mended += mend_attempts(durable, attempt_numbers(durable), {})
         self._storage_worker.remove_old_leases(attempt)
@@ -430,7 +440,7 @@ class Retention:
         The newest checkpoint stays, whatever the policies decide.
         """
         attempts, listed = self._attempts(), self._list()
-        policy = self._state.durable_policies.preserve
+        policy = self._trainers.job.durable.preserve
         found, by_agent = self._decide_drops(policy, attempts, listed)
         drops = set(judged).intersection(by_agent) - set(found.timeline[-1:])
         self._remove_all(sorted(drops), tidied.removed, listed)
@@ -443,13 +453,13 @@ class Retention:
     ) -> None:
         for checkpoint in drops:
             # One that is being copied to the remote tier is judged again after that.
-            if checkpoint not in self._state.uploading:
+            if checkpoint not in self._spared:
                 self._remove_everywhere(checkpoint, listed)
                 removed.append(checkpoint)
 
     def _attempts(self) -> dict[int, AttemptRecord]:
         known = self._storage_worker.known_attempts
-        return read_attempts(self._state.durable, known=known)
+        return read_attempts(self._run.durable, known=known)
 
     def _clear_leftovers(
         self,
@@ -491,10 +501,10 @@ class Retention:
         if policy is None:
             return found, [c for c in committed if c not in found.timeline[-1:]]
         self._read_infos([c for c in committed if c not in self._infos])
-        return found, to_drop(found, policy, self._infos.__getitem__, self._state.clock.now())
+        return found, to_drop(found, policy, self._infos.__getitem__, self._run.clock.now())
 
     def _read_infos(self, checkpoints: Sequence[CheckpointId]) -> None:
-        for manifest in read_manifests(self._state.durable, checkpoints):
+        for manifest in read_manifests(self._run.durable, checkpoints):
             self._remember(manifest)
 
     def _remember(self, manifest: Manifest) -> None:
@@ -505,7 +515,7 @@ class Retention:
         self, checkpoint: CheckpointId, listed: dict[CheckpointId, Listing] | None = None
     ) -> None:
         """Remove a checkpoint from both tiers; `listed` is the durable one's listing, if known."""
-        known, newest = self._coordinator.node.attempt, newest_number(self._state.durable)
+        known, newest = self._driver.node.attempt, newest_number(self._run.durable)
         if newest > known.number:
             raise FencedError(
                 f"delete {checkpoint}: attempt {newest} has taken the run over from attempt "
@@ -513,7 +523,7 @@ class Retention:
             )
         self._storage_worker.opening.forget_listing()
         with self._storage_worker.alone_with(checkpoint):
-            node, durable, ram = self._coordinator.node, self._state.durable, self._state.ram
+            node, durable, ram = self._driver.node, self._run.durable, self._ram.store
             if node.is_leading:
                 listed = self._list() if listed is None else listed
                 self._remove_durable(listed, [checkpoint], node.pending_ids())
@@ -525,7 +535,7 @@ class Retention:
                 remove(ram, checkpoint, in_ram)
 
     def _list(self) -> dict[CheckpointId, Listing]:
-        return self._storage_worker.reused_images.list_checkpoints(self._state.durable)
+        return self._storage_worker.reused_images.list_checkpoints(self._run.durable)
 
     def _remove_durable(
         self,
@@ -534,7 +544,7 @@ class Retention:
         in_care: Collection[CheckpointId],
     ) -> list[CheckpointId]:
         images = self._storage_worker.reused_images
-        return remove_durable(self._state.durable, listed, removed, images=images, in_care=in_care)
+        return remove_durable(self._run.durable, listed, removed, images=images, in_care=in_care)
 
 
 def _info_message(checkpoint: CheckpointId, info: CheckpointInfo) -> dict[str, Any]:

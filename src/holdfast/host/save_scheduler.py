@@ -14,10 +14,12 @@ from holdfast.coordination import inputs
 from holdfast.coordination.effects import Reached
 from holdfast.coordination.messages import CheckpointStatus, TargetKind
 from holdfast.format.names import CheckpointId
-from holdfast.host import control_block
-from holdfast.host.coordinator import Coordinator
+from holdfast.host.agent_run import AgentRun
+from holdfast.host.attached_trainers import AttachedTrainers
+from holdfast.host.control_block import NO_STEP
+from holdfast.host.driver import Driver
+from holdfast.host.metering import Metering
 from holdfast.host.protocol import Notice
-from holdfast.host.state import AgentState
 from holdfast.observe.events.schema import IntervalChosen
 from holdfast.observe.failure_history import read_history
 from holdfast.policy.contexts import CheckpointInfo, PreservationContext, SaveContext
@@ -39,7 +41,7 @@ class Pace:
     """The duration of a step, measured on the published steps."""
 
     step_secs: float | None = None
-    _step: int = control_block.NO_STEP
+    _step: int = NO_STEP
     _at_secs: float = 0.0
 
     def note_step(self, step: int, now_secs: float) -> None:
@@ -47,7 +49,7 @@ class Pace:
         if step == self._step:
             return
         # A new attempt may start at a lower step; that difference is no duration.
-        if self._step != control_block.NO_STEP and step > self._step:
+        if self._step != NO_STEP and step > self._step:
             self.step_secs = (now_secs - self._at_secs) / (step - self._step)
         self._step, self._at_secs = step, now_secs
 
@@ -63,7 +65,7 @@ class ReportWait:
     """
 
     def __init__(self) -> None:
-        self._target = control_block.NO_STEP
+        self._target = NO_STEP
         self._left_secs = 0.0
         self._at_secs = 0.0
 
@@ -89,14 +91,19 @@ class ReportWait:
 class SaveScheduler:
     """The scheduler of one agent; owned by the event loop."""
 
-    def __init__(self, state: AgentState, coordinator: Coordinator) -> None:
-        self._state = state
-        self._coordinator = coordinator
-        self._began = state.clock.now()
+    def __init__(
+        self, run: AgentRun, trainers: AttachedTrainers, driver: Driver, metering: Metering
+    ) -> None:
+        self._run = run
+        self._trainers = trainers
+        self._driver = driver
+        self._failures = metering.failures
+        self._save_times = metering.save_times
+        self._began = run.clock.now()
         self._pace = Pace()
         self._last: dict[TargetKind, CheckpointInfo] = {}
         self._report_wait = ReportWait()
-        self._reported_step = control_block.NO_STEP
+        self._reported_step = NO_STEP
         """The highest step of this attempt whose checkpoint was reported."""
         self._times: dict[CheckpointId, datetime] = {}
         self._tuners = {kind: IntervalTuner() for kind in (TargetKind.DURABLE, TargetKind.RAM)}
@@ -112,32 +119,29 @@ class SaveScheduler:
 
     def tick(self) -> None:
         """Submit a wish for every checkpoint that is due now."""
-        state, node = self._state, self._coordinator.node
-        group = state.group
-        if group is None or not group.present:
+        node = self._driver.node
+        if not self._trainers.present:
             return
         if node.wants_preserved:
             self._preserve()
-        now_secs = state.clock.monotonic()
-        self._pace.note_step(state.published().highest, now_secs)
-        values = state.control.cells
-        target = self._coordinator.last_target((TargetKind.DURABLE, TargetKind.RAM))
-        cells = values[control_block.TARGET_DURABLE], values[control_block.TARGET_RAM]
-        self._report_wait.note_tick(target, now_secs, is_set=min(cells) != control_block.NEVER)
-        has_notice = any(values[control_block.notice_cell(m.seat)] for m in group.present)
+        now_secs = self._run.clock.monotonic()
+        self._pace.note_step(self._trainers.published().highest, now_secs)
+        target = self._trainers.last_target((TargetKind.DURABLE, TargetKind.RAM))
+        self._report_wait.note_tick(target, now_secs, is_set=self._trainers.has_target)
+        has_notice = self._trainers.has_notice
         if has_notice and not node.is_target_confirmed(TargetKind.PREEMPTION):
-            self._coordinator.submit(inputs.Wish(TargetKind.PREEMPTION))
+            self._driver.submit(inputs.Wish(TargetKind.PREEMPTION))
         if node.may_decide:
-            self._decide(TargetKind.DURABLE, state.durable_policies.save, has_notice)
-            self._decide(TargetKind.RAM, state.ram_policies.save, has_notice)
+            self._decide(TargetKind.DURABLE, self._trainers.job.durable.save, has_notice)
+            self._decide(TargetKind.RAM, self._trainers.job.ram.save, has_notice)
 
     def reached(self, effect: Reached) -> None:
         """Note a checkpoint's status; policies see it as the previous one once it is complete."""
-        group = self._state.group
+        group = self._trainers.group
         if group is not None and effect.id.attempt == group.attempt:
             self._reported_step = max(self._reported_step, effect.id.step)
         if effect.status is CheckpointStatus.COMPLETE:
-            now = self._times[effect.id] = self._state.clock.now()
+            now = self._times[effect.id] = self._run.clock.now()
             info = CheckpointInfo(effect.id.step, now)
             self._last[TargetKind.RAM] = info
             if effect.is_due:
@@ -148,46 +152,46 @@ class SaveScheduler:
         """Forget the checkpoints of the previous attempt; another one begins."""
         self._last.clear()
         self._report_wait = ReportWait()
-        self._reported_step = control_block.NO_STEP
+        self._reported_step = NO_STEP
 
     def _preserve(self) -> None:
         """Submit what the RAM tier's policy keeps beside what the coordination keeps."""
-        if not self._state.knows_policies:
+        if not self._trainers.job.knows_policies:
             # A restarted agent whose trainers have not reattached yet: an empty answer would
             # discard checkpoints that their policy keeps.
             return
         # Checkpoints on hosts that are silent now count as well: they may come back.
-        ids = sorted(self._coordinator.node.once_complete_ids())
-        self._times = {c: self._times.get(c, self._state.clock.now()) for c in ids}
-        policy = self._state.ram_policies.preserve
+        ids = sorted(self._driver.node.once_complete_ids())
+        self._times = {c: self._times.get(c, self._run.clock.now()) for c in ids}
+        policy = self._trainers.job.ram.preserve
         if policy is None:
-            self._coordinator.submit(inputs.Preserved(frozenset()))
+            self._driver.submit(inputs.Preserved(frozenset()))
             return
         # Policies see steps: of two attempts' checkpoints of one step the newer one counts.
         by_step = {c.step: c for c in ids}
         infos = [CheckpointInfo(c.step, self._times[c]) for c in by_step.values()]
-        flags = kept(policy, infos, context=PreservationContext(self._state.clock.now()))
+        flags = kept(policy, infos, context=PreservationContext(self._run.clock.now()))
         preserved = {c for c, k in zip(by_step.values(), flags, strict=True) if k}
-        self._coordinator.submit(inputs.Preserved(frozenset(preserved)))
+        self._driver.submit(inputs.Preserved(frozenset(preserved)))
 
     def _decide(
         self, kind: TargetKind, policy: SaveDecisionPolicy | None, has_notice: bool
     ) -> None:
-        node = self._coordinator.node
+        node = self._driver.node
         if policy is None or node.is_target_under_way(kind):
             return
-        cost_secs = node.save_cost_secs(self._state.published())
+        cost_secs = node.save_cost_secs(self._trainers.published())
         context = SaveContext(
-            now=self._state.clock.now(),
+            now=self._run.clock.now(),
             is_saving_in_progress=self._is_saving(kind),
             reached_preemption=has_notice and not node.is_target_confirmed(TargetKind.PREEMPTION),
             save_cost_secs=cost_secs,
             advised_interval_secs=self._advised_secs(kind, policy, cost_secs),
         )
         last = self._last.get(kind)
-        step = self._state.published().highest + 1
+        step = self._trainers.published().highest + 1
         if policy.should_save(step, [last] if last else [], context=context):
-            self._coordinator.submit(inputs.Wish(kind))
+            self._driver.submit(inputs.Wish(kind))
 
     def _advised_secs(
         self, kind: TargetKind, policy: SaveDecisionPolicy, cost_secs: float | None
@@ -197,11 +201,11 @@ class SaveScheduler:
         if member is None:
             return None
         self._read_history()
-        state, tuner = self._state, self._tuners[kind]
-        per_sec = state.failures.per_sec(
+        tuner = self._tuners[kind]
+        per_sec = self._failures.per_sec(
             kind,
-            has_own_ram=state.has_ram and state.ram_policies.save is not None,
-            has_copies=self._coordinator.node.has_copies,
+            has_own_ram=self._trainers.job.has_ram and self._trainers.job.ram.save is not None,
+            has_copies=self._driver.node.has_copies,
         )
         is_ram = kind is TargetKind.RAM
         if cost_secs is not None:
@@ -212,7 +216,8 @@ class SaveScheduler:
             cost_secs=cost_secs,
             per_sec=per_sec,
             max_overhead=member.max_overhead,
-            least_secs=(state.sealing_secs if is_ram else state.durable_secs) or 0.0,
+            least_secs=(self._save_times.sealing_secs if is_ram else self._save_times.durable_secs)
+            or 0.0,
         )
         if has_changed and tuner.interval_secs is not None:
             chosen = IntervalChosen(
@@ -221,7 +226,7 @@ class SaveScheduler:
                 cost_secs=round(cost_secs or 0.0, 6),
                 failures_per_hour=round(per_sec * 3600, 6),
             )
-            state.events.write(chosen)
+            self._run.events.write(chosen)
             self._report_jump(tuner.take_jump(), chosen)
         return tuner.interval_secs
 
@@ -236,7 +241,7 @@ class SaveScheduler:
             "hour are expected"
         )
         log.info("%s", text)
-        self._state.notices.post(Notice(kind="information", reason=text))
+        self._trainers.notices.post(Notice(kind="information", reason=text))
 
     def _read_history(self) -> None:
         """Begin to count the failures before this agent's start; once, in the background."""
@@ -245,11 +250,10 @@ class SaveScheduler:
             self._reading = asyncio.get_running_loop().create_task(self._add_history())
 
     async def _add_history(self) -> None:
-        state = self._state
-        home, host = state.durable.home, state.config.host
+        home, host = self._run.durable.home, self._run.config.host
         loop = asyncio.get_running_loop()
         earlier = await loop.run_in_executor(None, read_history, home, host, self._began)
-        state.failures.add_history(earlier)
+        self._failures.add_history(earlier)
 
     def _is_saving(self, kind: TargetKind) -> bool:
         """Return whether a checkpoint is in progress in that tier.
@@ -258,8 +262,8 @@ class SaveScheduler:
         no longer counts: the next one is sealed about then, and storage does not wait for the
         training.
         """
-        state, node = self._state, self._coordinator.node
-        if state.filling or node.is_sealing:
+        node = self._driver.node
+        if self._trainers.filling or node.is_sealing:
             return True
         if self._report_wait.is_on(self._reported_step):
             # Ranks are past the target, and have not reported yet that they take a checkpoint.
@@ -267,7 +271,9 @@ class SaveScheduler:
         if kind is not TargetKind.DURABLE or not node.is_saving:
             return False
         step_secs = self._pace.step_secs
-        if state.durable_at_secs is None or step_secs is None:
+        if self._save_times.durable_at_secs is None or step_secs is None:
             return True
         is_one = len(node.pending_ids()) == 1
-        return not is_one or state.durable_at_secs - state.clock.monotonic() > step_secs
+        return (
+            not is_one or self._save_times.durable_at_secs - self._run.clock.monotonic() > step_secs
+        )

@@ -8,17 +8,27 @@ from __future__ import annotations
 import asyncio
 
 from holdfast.coordination import inputs
+from holdfast.coordination.effects import Reached
+from holdfast.coordination.messages import CheckpointStatus
 from holdfast.errors import FencedError, InvalidArgumentError, OutOfSpaceError, StorageError
 from holdfast.format.names import CheckpointId
 from holdfast.host import protocol
-from holdfast.host.coordinator import Coordinator
+from holdfast.host.agent_run import AgentRun
+from holdfast.host.attached_trainers import AttachedTrainers
+from holdfast.host.driver import Driver
 from holdfast.host.protocol import Notice
-from holdfast.host.retention import Retention
+from holdfast.host.ram_tier import RamTier
 from holdfast.host.slot_allocator import ReplicaOf, User
-from holdfast.host.state import AgentState
 from holdfast.host.storage_worker import StorageWorker
-from holdfast.observe.events.schema import CheckpointFailed, PartSaved
+from holdfast.observe.events.schema import (
+    CheckpointDropped,
+    CheckpointFailed,
+    CheckpointProtected,
+    CheckpointSealed,
+    PartSaved,
+)
 
+RECORDED_MAX = 10_000
 IDLE_SECS = 10.0
 """How long a rank waits for a slot while this host writes nothing, before it does without RAM."""
 
@@ -28,28 +38,31 @@ class SaveTracker:
 
     def __init__(
         self,
-        state: AgentState,
-        coordinator: Coordinator,
+        run: AgentRun,
+        ram: RamTier,
+        trainers: AttachedTrainers,
+        driver: Driver,
         storage_worker: StorageWorker,
-        retention: Retention,
     ) -> None:
-        self._state = state
-        self._coordinator = coordinator
+        self._run = run
+        self._ram = ram
+        self._trainers = trainers
+        self._driver = driver
         self._storage_worker = storage_worker
-        self._retention = retention
         self._idle_since_secs: dict[int, float] = {}
         """Since when ranks wait for a slot while nothing is written here."""
+        self._recorded: dict[tuple[CheckpointId, CheckpointStatus], None] = {}
+        """The newest statuses that are in the events."""
 
     async def want_slot(self, request: protocol.WantSlot) -> protocol.Slot:
         """Return a slot for one image; none, with the reason, if RAM has no room for it."""
         checkpoint = self._checked(request.id)
-        state = self._state
         if request.copy_of is not None:
             return await self._reserve(ReplicaOf(request.copy_of), request.size_bytes, 0)
         self._begun(request.rank, checkpoint, request.copies)
-        if not state.has_ram:
+        if not self._trainers.job.has_ram:
             return protocol.Slot(name=None, reason="the run has no RAM tier")
-        pending = self._coordinator.node.pending_count(checkpoint)
+        pending = self._driver.node.pending_count(checkpoint)
         # Each of them has images of all ranks here.
         images_size_bytes = request.size_bytes * self._rank_count
         slot = protocol.Slot(name=None, reason="the durable tier is behind", busy=True)
@@ -63,7 +76,7 @@ class SaveTracker:
         Pending checkpoints end as storage writes them. If other hosts are silent, this host has
         nothing to write, and the wait might last as long as the silence.
         """
-        now_secs, node = self._state.clock.monotonic(), self._coordinator.node
+        now_secs, node = self._run.clock.monotonic(), self._driver.node
         if not slot.busy or node.is_writing:
             self._idle_since_secs.pop(rank, None)
         elif now_secs - self._idle_since_secs.setdefault(rank, now_secs) >= IDLE_SECS:
@@ -77,12 +90,13 @@ class SaveTracker:
     @property
     def _rank_count(self) -> int:
         """The number of ranks on this host."""
-        return max(1, len(self._state.group.members)) if self._state.group is not None else 1
+        group = self._trainers.group
+        return max(1, len(group.members)) if group is not None else 1
 
     async def _reserve(self, user: User, size_bytes: int, pending: int) -> protocol.Slot:
         loop = asyncio.get_running_loop()
         try:
-            name = await loop.run_in_executor(None, self._state.slots.reserve, user, size_bytes)
+            name = await loop.run_in_executor(None, self._ram.slots.reserve, user, size_bytes)
         except StorageError as error:
             # Slots become free as pending checkpoints are committed, so a later save may find room.
             is_behind = isinstance(error, OutOfSpaceError) and pending > 0
@@ -95,27 +109,26 @@ class SaveTracker:
 
     def copied(self, request: protocol.Copied) -> None:
         """Record the end of the copies of other ranks' parts that a trainer makes."""
-        checkpoint, state = self._checked(request.id), self._state
-        is_held = self._coordinator.node.holds(checkpoint)
+        checkpoint = self._checked(request.id)
+        is_held = self._driver.node.holds(checkpoint)
         for part in request.copies:
             is_made = part in request.made and is_held
-            slot = state.slots.assign_replica(checkpoint, part) if is_made else None
-            if not state.local_replicas.end(checkpoint, part, slot):
+            slot = self._ram.slots.assign_replica(checkpoint, part) if is_made else None
+            if not self._ram.replicas.end(checkpoint, part, slot):
                 # It is not needed, or was not made: the slot is under one of these two holders.
-                state.slots.release((checkpoint, part))
-                state.slots.release(ReplicaOf(part))
+                self._ram.slots.release((checkpoint, part))
+                self._ram.slots.release(ReplicaOf(part))
 
     async def want_spare(self, request: protocol.WantSpare) -> protocol.Slot:
         """Return a slot for a next image; none if all slots would exceed two images per rank."""
-        state = self._state
-        group = state.group
-        if group is None or group.group != request.group or not state.has_ram:
+        group = self._trainers.group
+        if group is None or group.group != request.group or not self._trainers.job.has_ram:
             return protocol.Slot(name=None, reason="not now")
         loop = asyncio.get_running_loop()
         try:
             name = await loop.run_in_executor(
                 None,
-                state.slots.spare,
+                self._ram.slots.spare,
                 request.rank if request.copy_of is None else ReplicaOf(request.copy_of),
                 request.size_bytes,
                 request.whole_bytes,
@@ -134,24 +147,23 @@ class SaveTracker:
             FencedError: the checkpoint belongs to another attempt than the present one.
         """
         checkpoint = self._checked(request.id)
-        state = self._state
         self._storage_worker.opening.forget_listing()
         self._ended(request.rank)
         if not request.again:
             self._report_part(request, checkpoint)
         # The previous agent may have committed it before it could notify the trainer.
-        if request.again and await self._retention.is_committed(checkpoint):
-            state.notices.post(Notice(kind="committed", id=request.id))
+        if request.again and await self._storage_worker.is_committed(checkpoint):
+            self._trainers.notices.post(Notice(kind="committed", id=request.id))
             return
         if request.again and request.tier == "ram":
             # The previous agent discarded it, or the tmpfs was cleared, before the trainer was
             # notified.
-            listed = self._storage_worker.in_ram().get(checkpoint)
+            listed = self._ram.checkpoints().get(checkpoint)
             if listed is None or request.rank not in listed.ranks:
                 reason = "its part is no longer in RAM"
-                state.notices.post(Notice(kind="failed", id=request.id, reason=reason))
+                self._trainers.notices.post(Notice(kind="failed", id=request.id, reason=reason))
                 return
-        self._coordinator.submit(
+        self._driver.submit(
             inputs.PartSealed(
                 rank=request.rank,
                 id=checkpoint,
@@ -164,11 +176,11 @@ class SaveTracker:
     async def abandoned(self, request: protocol.Abandoned) -> None:
         """Record that a trainer skipped its part or could not make it; the checkpoint ends."""
         checkpoint = self._checked(request.id)
-        state, group = self._state, self._state.group
+        group = self._trainers.group
         assert group is not None
         if not request.skipped:
             self._ended(request.rank)
-            state.events.write(
+            self._run.events.write(
                 CheckpointFailed(
                     step=checkpoint.step,
                     attempt=checkpoint.attempt.number,
@@ -176,13 +188,33 @@ class SaveTracker:
                     reason=request.reason,
                 )
             )
-        self._coordinator.submit(
+        self._driver.submit(
             inputs.PartAbandoned(request.rank, checkpoint, group.count, request.reason)
         )
 
+    def reached(self, effect: Reached) -> None:
+        """Record the status that a checkpoint has reached, each once."""
+        status = effect.id, effect.status
+        if status in self._recorded:
+            # A leader reports what it leads anew with each attempt, also of earlier ones.
+            return
+        self._recorded[status] = None
+        while len(self._recorded) > RECORDED_MAX:
+            del self._recorded[next(iter(self._recorded))]
+        events, step, attempt = self._run.events, effect.id.step, effect.id.attempt.number
+        match effect.status:
+            case CheckpointStatus.COMPLETE:
+                tier = self._driver.node.tier_of(effect.id)
+                events.write(CheckpointSealed(step=step, attempt=attempt, tier=tier))
+            case CheckpointStatus.PROTECTED if self._driver.node.has_copies:
+                events.write(CheckpointProtected(step=step, attempt=attempt))
+            case CheckpointStatus.FAILED:
+                events.write(CheckpointFailed(step=step, attempt=attempt, reason=effect.reason))
+            case CheckpointStatus.DROPPED:
+                events.write(CheckpointDropped(step=step, attempt=attempt, reason=effect.reason))
+
     def _report_part(self, request: protocol.Sealed, checkpoint: CheckpointId) -> None:
-        self._state.sealing_secs = request.secs
-        self._state.events.write(
+        self._run.events.write(
             PartSaved(
                 step=checkpoint.step,
                 attempt=checkpoint.attempt.number,
@@ -196,25 +228,24 @@ class SaveTracker:
         )
 
     def _begun(self, rank: int, checkpoint: CheckpointId, copies: tuple[int, ...]) -> None:
-        state = self._state
-        state.filling[rank] = checkpoint
-        state.step_meter.note_save()
-        state.slots.release(rank)
-        is_held = self._coordinator.node.holds
-        for unneeded in state.local_replicas.begin(rank, checkpoint, copies, is_held):
-            state.slots.release(unneeded)
-        offered = self._coordinator.node.replicas_offered_by(rank)
+        self._trainers.filling[rank] = checkpoint
+        self._trainers.meter.note_save()
+        self._ram.slots.release(rank)
+        is_held = self._driver.node.holds
+        for unneeded in self._ram.replicas.begin(rank, checkpoint, copies, is_held):
+            self._ram.slots.release(unneeded)
+        offered = self._driver.node.replicas_offered_by(rank)
         if offered is not None and offered != frozenset(copies):
-            self._coordinator.submit(inputs.CopiesOffered(rank, frozenset(copies)))
-        self._coordinator.submit(inputs.PartBegun(rank, checkpoint))
+            self._driver.submit(inputs.CopiesOffered(rank, frozenset(copies)))
+        self._driver.submit(inputs.PartBegun(rank, checkpoint))
 
     def _ended(self, rank: int) -> None:
         self._idle_since_secs.pop(rank, None)
-        self._state.filling.pop(rank, None)
-        self._state.slots.release(rank)
+        self._trainers.filling.pop(rank, None)
+        self._ram.slots.release(rank)
 
     def _checked(self, checkpoint: CheckpointId) -> CheckpointId:
-        group = self._state.group
+        group = self._trainers.group
         if group is None or group.attempt != checkpoint.attempt:
             raise FencedError(
                 f"save {checkpoint}: attempt {checkpoint.attempt} is not the run's present one; "

@@ -98,11 +98,16 @@ class StepMeter:
     """Writes `first_step`, `preempted` and `progress` of the trainers of one host."""
 
     def __init__(
-        self, control: ControlBlock, events: EventWriter, clock: Clock, measures: Measures
+        self,
+        control: ControlBlock,
+        events: EventWriter,
+        clock: Clock,
+        measures: Measures,
+        traffic: Callable[[], tuple[int | None, int]] = lambda: (None, 0),
     ) -> None:
         self._cells = control.cells
         self._measures = measures
-        self.traffic: Callable[[], tuple[int | None, int]] = lambda: (None, 0)
+        self._traffic = traffic
         """Returns the requests to the durable tier and the bytes pulled from peers so far."""
         self._events = events
         self._clock = clock
@@ -262,7 +267,7 @@ class StepMeter:
 
     def _record(self, now_secs: float) -> None:
         durations = self._durations
-        requests, pulled_bytes = self.traffic()
+        requests, pulled_bytes = self._traffic()
         self._events.write(
             StepProgress(
                 ranks={

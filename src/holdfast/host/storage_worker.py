@@ -20,8 +20,14 @@ from typing import TypeVar
 from holdfast.coordination import effects, inputs
 from holdfast.coordination.settings import LEASE_SECS, PULLS_MAX
 from holdfast.engine.lifecycle.attempts import AttemptStart, begin_attempt, newest_attempt
-from holdfast.engine.lifecycle.catalog import Listing, list_checkpoints, list_folder
-from holdfast.engine.lifecycle.commit import check_not_fenced, commit, read_part, remove
+from holdfast.engine.lifecycle.catalog import list_checkpoints, list_folder
+from holdfast.engine.lifecycle.commit import (
+    check_not_fenced,
+    commit,
+    is_committed,
+    read_part,
+    remove,
+)
 from holdfast.engine.lifecycle.leases import Lease, Leases, LeaseWriter
 from holdfast.engine.lifecycle.newest import NewestListing, list_newest
 from holdfast.engine.lifecycle.references import ReusedImages
@@ -42,6 +48,8 @@ from holdfast.format.names import NO_ATTEMPT, STEP_MAX, AttemptId, CheckpointId,
 from holdfast.format.records import AttemptRecord, CheckpointSpec, Manifest
 from holdfast.format.timeline import last_steps
 from holdfast.host.agent_directory import user_name
+from holdfast.host.agent_run import AgentRun
+from holdfast.host.attached_trainers import AttachedTrainers
 from holdfast.host.initial_inventory import OpeningListing
 from holdfast.host.ram_attempts import (
     foreign_attempts,
@@ -50,9 +58,9 @@ from holdfast.host.ram_attempts import (
     note_attempt,
 )
 from holdfast.host.ram_place import note_place, place_of
+from holdfast.host.ram_tier import RamTier, listed_parts
 from holdfast.host.remote_leases import RemoteLeases
-from holdfast.host.state import AgentState
-from holdfast.observe.events.schema import CopyFailed, RamUnavailable
+from holdfast.observe.events.schema import CopyFailed
 from holdfast.peers.directory import PeerDirectory
 from holdfast.store.contract import ReadableStore
 from holdfast.store.durable import FleetingStore
@@ -78,9 +86,16 @@ class StorageWorker:
     """The agent's threads for its stores. `on_commit` is called in the loop for each manifest."""
 
     def __init__(
-        self, state: AgentState, peers: PeerDirectory, on_commit: Callable[[Manifest, float], None]
+        self,
+        run: AgentRun,
+        ram: RamTier,
+        trainers: AttachedTrainers,
+        peers: PeerDirectory,
+        on_commit: Callable[[Manifest, float], None],
     ) -> None:
-        self._state = state
+        self._run = run
+        self._ram = ram
+        self._trainers = trainers
         self._peers = peers
         self._on_commit = on_commit
         # Separate threads: a long write must delay neither a commit, nor a start, nor replicas.
@@ -95,14 +110,13 @@ class StorageWorker:
         self._changed = threading.Condition()
         self._in_use: set[CheckpointId] = set()
         self.reused_images = ReusedImages()
-        self._has_reported_ram = False
         self._bad_sources: dict[str, type[Exception]] = {}
         self._missing: dict[tuple[CheckpointId, int], None] = {}
         """Parts that were missing at the source of a pull, the oldest first."""
-        self._leases = Leases(FleetingTiers(self._fleeting), state.config.run_id)
+        self._leases = Leases(FleetingTiers(self._fleeting), self._run.config.run_id)
         self._lease_writer = LeaseWriter(self._leases)
         """Writes to both tiers, where a start has to know that it was written."""
-        run_id = state.config.run_id
+        run_id = self._run.config.run_id
         self._renewals = LeaseWriter(Leases(FleetingTiers(self._fleeting_durable), run_id))
         remote = LeaseWriter(Leases(FleetingTiers(self._fleeting_remote), run_id))
         self._remote_leases = RemoteLeases(remote)
@@ -116,7 +130,7 @@ class StorageWorker:
         self._known_remote_attempts: dict[int, AttemptRecord] = {}
         self._put_attempt = NO_ATTEMPT
         """The attempt whose record this agent has put last, or has tried to."""
-        self.opening = OpeningListing(state.clock)
+        self.opening = OpeningListing(self._run.clock)
 
     def close(self) -> None:
         """End the threads after their present operations, which are awaited for `CLOSE_SECS`.
@@ -146,6 +160,10 @@ class StorageWorker:
         """Run a call that changes the stores, after those submitted before it."""
         return await asyncio.get_running_loop().run_in_executor(self._writing, call, *arguments)
 
+    async def is_committed(self, checkpoint: CheckpointId) -> bool:
+        """Return whether the durable tier has the checkpoint's manifest."""
+        return await self.query(is_committed, self._run.durable, checkpoint)
+
     @contextlib.contextmanager
     def alone_with(self, checkpoint: CheckpointId) -> Iterator[None]:
         """Exclude other commits and removals of that checkpoint on this agent's threads.
@@ -166,10 +184,7 @@ class StorageWorker:
 
     async def persist(self, wanted: effects.Persist) -> inputs.PartsWritten | inputs.WriteFailed:
         """Make parts in this host's RAM durable."""
-        began_secs = self._state.clock.monotonic()
-        self._began_secs.setdefault(wanted.id, began_secs)
-        if self._state.durable_secs is not None:
-            self._state.durable_at_secs = began_secs + self._state.durable_secs
+        self._began_secs.setdefault(wanted.id, self._run.clock.monotonic())
         try:
             await self.write(self._persist, wanted)
         except Exception as raised:
@@ -189,21 +204,21 @@ class StorageWorker:
             error = await self._explained(raised)
             log.warning("cannot commit %s: %s", wanted.id, error)
             return inputs.CommitFailed(wanted.id, _reason(error), newer)
-        now_secs = self._state.clock.monotonic()
-        self._state.durable_secs = secs = now_secs - self._began_secs.pop(wanted.id, now_secs)
+        now_secs = self._run.clock.monotonic()
+        secs = now_secs - self._began_secs.pop(wanted.id, now_secs)
         self._began_secs.clear()
         self._on_commit(manifest, secs)
         return inputs.CommitWritten(wanted.id)
 
     async def pull(self, wanted: effects.Pull) -> inputs.ReplicaSealed | inputs.PullFailed:
         """Copy a part from another host's RAM, as far as no rank here has copied it into a slot."""
-        filled = await self._state.local_replicas.wait(wanted.id, wanted.rank)
-        slot = self._state.slots.replica_slot(wanted.id, wanted.rank, filled)
+        filled = await self._ram.replicas.wait(wanted.id, wanted.rank)
+        slot = self._ram.slots.replica_slot(wanted.id, wanted.rank, filled)
         loop = asyncio.get_running_loop()
         try:
             with slot as reserve:
                 pull = functools.partial(self._pull, wanted, reserve, is_filled=filled is not None)
-                self._state.pulled_bytes += await loop.run_in_executor(self._pulling, pull)
+                self._ram.pulled_bytes += await loop.run_in_executor(self._pulling, pull)
         except Exception as error:
             if self._may_be_recycled(wanted, error):
                 log.info("part %d of %s is no longer there: %s", wanted.rank, wanted.id, error)
@@ -253,17 +268,17 @@ class StorageWorker:
     async def renew_lease(self, wanted: effects.RenewLease) -> inputs.LeaseWritten:
         """Write the lease of the attempt that this host leads."""
         lease = self._lease(wanted.attempt, wanted.incarnation, wanted.counter)
-        if self._state.remote is not None:
+        if self._run.remote is not None:
             self._remote_leases.call_soon(lambda writer: writer.write(lease))
         await self._lease_call(self._renewals.write, lease)
         return inputs.LeaseWritten(wanted.attempt)
 
     async def release_lease(self, wanted: effects.ReleaseLease) -> inputs.LeaseWritten:
         """Remove the lease of an attempt that has ended."""
-        if self._state.remote is not None:
+        if self._run.remote is not None:
             self._remote_leases.call_soon(lambda writer: writer.remove(wanted.attempt))
         await self._lease_call(self._renewals.remove, wanted.attempt)
-        if self._state.remote is not None:
+        if self._run.remote is not None:
             # The agent may end with this.
             await self._lease_call(self._remote_leases.wait_idle, RELEASE_SECS)
         return inputs.LeaseWritten(wanted.attempt)
@@ -282,7 +297,7 @@ class StorageWorker:
         return await asyncio.get_running_loop().run_in_executor(self._leasing, call, *arguments)
 
     def _lease(self, attempt: AttemptId, incarnation: int, counter: int) -> Lease:
-        config, group = self._state.config, self._state.group
+        config, group = self._run.config, self._trainers.group
         first = next(iter(group.present), None) if group is not None else None
         return Lease(
             run_id=config.run_id,
@@ -293,30 +308,6 @@ class StorageWorker:
             incarnation=incarnation,
             counter=counter,
         )
-
-    def free_checkpoint(self, checkpoint: CheckpointId) -> None:
-        """Free a checkpoint's RAM here; a failure is reported once, and leaves the RAM in use."""
-        try:
-            remove(self._state.ram, checkpoint, list_folder(self._state.ram, checkpoint))
-        except StorageError as error:
-            self.report_ram(error)
-
-    def in_ram(self) -> dict[CheckpointId, inputs.Listed]:
-        """Return the checkpoints in this host's RAM, with the ranks whose part is whole.
-
-        The result is empty if RAM fails, which is reported once.
-        """
-        try:
-            return _listed(list_checkpoints(self._state.ram))
-        except StorageError as error:
-            self.report_ram(error)
-            return {}
-
-    def report_ram(self, error: StorageError) -> None:
-        """Report once that an operation on the RAM tier fails."""
-        if not self._has_reported_ram:
-            self._has_reported_ram = True
-            self._state.events.write(RamUnavailable(reason=str(error)))
 
     def _may_be_recycled(self, wanted: effects.Pull, error: Exception) -> bool:
         """Return whether the part may have been recycled at its source during the pull: no problem.
@@ -336,7 +327,7 @@ class StorageWorker:
         """Report that no replica can be pulled from that host: once, until a pull succeeds."""
         if self._bad_sources.get(wanted.source) is not type(error):
             self._bad_sources[wanted.source] = type(error)
-            self._state.events.write(
+            self._run.events.write(
                 CopyFailed(
                     step=wanted.id.step,
                     attempt=wanted.id.attempt.number,
@@ -355,39 +346,37 @@ class StorageWorker:
             self.opening.forget_listing()
 
     def _persist_parts(self, wanted: effects.Persist) -> None:
-        state = self._state
-        check_not_fenced(state.durable, wanted.id)
+        check_not_fenced(self._run.durable, wanted.id)
         part_count = self._part_count(wanted.id)
         layouts = None
         for rank in sorted(wanted.ranks):
-            part = read_part(state.ram, wanted.id, rank, part_count)
+            part = read_part(self._ram.store, wanted.id, rank, part_count)
             if layouts is None:
                 layouts = self._layouts_of(part.checkpoint or self._spec(wanted.id, part_count))
-            copy_part(state.ram, state.durable, part, layouts)
+            copy_part(self._ram.store, self._run.durable, part, layouts)
 
     def _part_count(self, checkpoint: CheckpointId) -> int:
-        parts = list_folder(self._state.ram, checkpoint).parts
+        parts = list_folder(self._ram.store, checkpoint).parts
         if not parts:
             raise StorageError(f"save {checkpoint}: none of its parts is in RAM any more")
         return next(iter(parts.values()))
 
     def _commit(self, wanted: effects.Commit) -> Manifest:
-        durable = self._state.durable
+        durable = self._run.durable
         with self.alone_with(wanted.id):
             # A newer attempt may have begun while the bytes were written.
             check_not_fenced(durable, wanted.id)
-            check_run(durable, durable.home.location_text, self._state.config.run_id)
+            check_run(durable, durable.home.location_text, self._run.config.run_id)
             try:
                 return commit(durable, wanted.id, wanted.part_count, self.reused_images.committing)
             finally:
                 self.opening.forget_listing()
 
     def _pull(self, wanted: effects.Pull, reserve: Callable[[int], str], *, is_filled: bool) -> int:
-        state = self._state
         source = self._peers.store_of(wanted.source)
         part = read_part(source, wanted.id, wanted.rank, wanted.part_count)
         # A separate store, because its slots come from `reserve`.
-        target = RamStore(state.ram.root, reserve, state.clock, state.files)
+        target = RamStore(self._ram.store.root, reserve, self._run.clock, self._run.files)
         try:
             layouts = self._layouts_of(self._spec(wanted.id, wanted.part_count))
             return fetch_part(source, target, part, layouts, is_filled=is_filled)
@@ -405,7 +394,7 @@ class StorageWorker:
             ObjectNotFoundError: no store has the part.
             CheckpointDamagedError: no store has a readable part with a spec.
         """
-        clock = self._state.clock
+        clock = self._run.clock
         deadline = clock.monotonic() + SPEC_SECS
         while True:
             try:
@@ -420,10 +409,13 @@ class StorageWorker:
             clock.sleep(SPEC_POLL_SECS)
 
     def _find_spec(self, checkpoint: CheckpointId, part_count: int) -> CheckpointSpec:
-        state = self._state
         problems: list[str] = []
         is_missing = True
-        stores: list[ReadableStore] = [state.ram, *self._peers.leading_stores(), state.durable]
+        stores: list[ReadableStore] = [
+            self._ram.store,
+            *self._peers.leading_stores(),
+            self._run.durable,
+        ]
         for store in stores:
             try:
                 first = read_part(store, checkpoint, 0, part_count)
@@ -450,10 +442,10 @@ class StorageWorker:
         return [*self._fleeting_durable(), *self._fleeting_remote()]
 
     def _fleeting_durable(self) -> list[FleetingStore]:
-        return [self._state.durable.fleeting]
+        return [self._run.durable.fleeting]
 
     def _fleeting_remote(self) -> list[FleetingStore]:
-        remote = self._state.remote
+        remote = self._run.remote
         return [remote.store.fleeting] if remote is not None else []
 
     def _list_durable(self, wanted: effects.ListDurable) -> inputs.DurableListed:
@@ -480,7 +472,7 @@ class StorageWorker:
             limits=last_steps(newer.attempts),
             committed=found.committed_ids | remote_only,
             remote_only=remote_only,
-            parts=_listed(found.uncommitted),
+            parts=listed_parts(found.uncommitted),
         )
 
     def _list_remote(self, wanted: effects.ListDurable) -> NewestListing | None:
@@ -491,7 +483,7 @@ class StorageWorker:
         Raises:
             CheckpointDamagedError, StorageError: it cannot be listed, and no attempt is live here.
         """
-        remote = self._state.remote
+        remote = self._run.remote
         if remote is None:
             return None
         since_step = wanted.since_step if wanted.attempt else self._oldest_step_in_ram()
@@ -500,7 +492,7 @@ class StorageWorker:
         try:
             return list_newest(remote.store, self._known_remote_attempts, since_step)
         except (CheckpointDamagedError, StorageError) as error:
-            if self._state.group is None:
+            if self._trainers.group is None:
                 raise type(error)(f"list the remote tier {remote.place}: {error}") from error
             log.warning("the remote tier %s cannot be listed now: %s", remote.place, error)
             return None
@@ -509,7 +501,7 @@ class StorageWorker:
         """List the newest checkpoints, for the later steps of an opening too."""
         changes = self.opening.changes
         since_step = self._oldest_step_in_ram()
-        found = list_newest(self._state.durable, self.known_attempts, since_step, self.has_ended)
+        found = list_newest(self._run.durable, self.known_attempts, since_step, self.has_ended)
         self.opening.keep(found, changes, is_for_start=is_for_start)
         return found
 
@@ -523,30 +515,30 @@ class StorageWorker:
         return self.list_for_opening()
 
     def _oldest_step_in_ram(self) -> int:
-        return min((c.step for c in self.in_ram()), default=STEP_MAX)
+        return min((c.step for c in self._ram.checkpoints()), default=STEP_MAX)
 
     def _list_newest(self, since_step: int) -> NewestListing:
-        return list_newest(self._state.durable, self.known_attempts, since_step)
+        return list_newest(self._run.durable, self.known_attempts, since_step)
 
     def has_begun(self, attempt: AttemptId) -> bool:
         """Return whether an agent of this folder has begun the attempt: this one, or a dead one."""
         is_put = bool(attempt) and attempt == self._put_attempt
-        return is_put or is_noted(self._state.folder, attempt)
+        return is_put or is_noted(self._run.folder, attempt)
 
     def has_ended(self, record: AttemptRecord) -> bool:
         """Return whether an attempt of this host's name that began elsewhere has no valid lease.
 
         Its agent, of another user, folder or container, cannot be asked.
         """
-        if record.host != self._state.config.host or self.has_begun(record.attempt):
+        if record.host != self._run.config.host or self.has_begun(record.attempt):
             return False
         lease = self._leases.read(record.attempt.number)
         return lease is None or lease.age_secs >= LEASE_SECS
 
     def _begin(self, wanted: effects.BeginAttempt) -> bool:
-        config, durable = self._state.config, self._state.durable
+        config, durable = self._run.config, self._run.durable
         check_run(durable, durable.home.location_text, config.run_id)
-        remote = self._state.remote
+        remote = self._run.remote
         if remote is not None:
             check_run(remote.store, remote.place, config.run_id)
         start = AttemptStart(
@@ -554,19 +546,19 @@ class StorageWorker:
             origin=wanted.origin,
             host=config.host,
             pid=os.getpid(),
-            time=self._state.clock.now(),
+            time=self._run.clock.now(),
         )
         # The note and the lease are written first: the next agent of this folder that finds the
         # record finds the note, and another start a fresh lease.
         self._put_attempt = wanted.attempt
         try:
-            note_attempt(self._state.folder, wanted.attempt)
+            note_attempt(self._run.folder, wanted.attempt)
         except OSError as error:
             log.warning(
                 "attempt %s is not noted in %s; if this agent is killed, the next start waits for "
                 "the attempt's lease: %s",
                 wanted.attempt,
-                self._state.folder,
+                self._run.folder,
                 error,
             )
         self._lease_writer.write(self._lease(wanted.attempt, 0, 0))
@@ -593,10 +585,10 @@ class StorageWorker:
 
     def _note_joined(self, attempt: AttemptId) -> None:
         try:
-            held = {checkpoint.attempt for checkpoint in self.in_ram()}
-            note_attempt(self._state.folder, attempt)
-            forget_attempts(self._state.folder, {attempt, *held})
-            note_place(self._state.folder, place_of(self._state.durable.home))
+            held = {checkpoint.attempt for checkpoint in self._ram.checkpoints()}
+            note_attempt(self._run.folder, attempt)
+            forget_attempts(self._run.folder, {attempt, *held})
+            note_place(self._run.folder, place_of(self._run.durable.home))
         except OSError as error:
             log.info("attempt %s is not noted beside the RAM tier: %s", attempt, error)
 
@@ -605,12 +597,12 @@ class StorageWorker:
         return await self.query(self._drop_foreign)
 
     def _drop_foreign(self) -> set[AttemptId]:
-        ram = self._state.ram
+        ram = self._ram.store
         try:
             listed = list_checkpoints(ram)
             attempts = {checkpoint.attempt for checkpoint in listed}
             foreign = foreign_attempts(
-                self._state.folder, self._state.durable, attempts, self.known_attempts
+                self._run.folder, self._run.durable, attempts, self.known_attempts
             )
             for checkpoint, listing in listed.items():
                 if checkpoint.attempt in foreign:
@@ -619,7 +611,7 @@ class StorageWorker:
                         "to an earlier state or trained apart; it is dropped",
                         checkpoint.step,
                         checkpoint.attempt,
-                        self._state.run,
+                        self._run.path,
                     )
                     remove(ram, checkpoint, listing)
         except HoldfastError as error:
@@ -644,11 +636,11 @@ class StorageWorker:
 
         A directory needs no read: its home knows. If the bucket cannot be read, nothing is noted.
         """
-        durable = self._state.durable
+        durable = self._run.durable
         if not durable.is_remote:
             return
         try:
-            text = deletion_text(durable, durable.home.location_text, self._state.config.run_id)
+            text = deletion_text(durable, durable.home.location_text, self._run.config.run_id)
         except StorageError as error:
             log.info("it cannot be read whether the bucket still has the run: %s", error)
             return
@@ -659,7 +651,7 @@ class StorageWorker:
         """Return why an operation failed: objects of a run that was deleted are missing."""
         if isinstance(error, ObjectNotFoundError):
             await self.look_for_run()
-            reason = await self.query(self._state.durable.home.unusable_reason)
+            reason = await self.query(self._run.durable.home.unusable_reason)
             if reason is not None:
                 return StorageError(reason)
         return error
@@ -669,20 +661,9 @@ class StorageWorker:
         if not isinstance(error, FencedError):
             return NO_ATTEMPT
         try:
-            return await self.query(newest_attempt, self._state.durable)
+            return await self.query(newest_attempt, self._run.durable)
         except HoldfastError:
             return NO_ATTEMPT
-
-
-def _listed(listings: dict[CheckpointId, Listing]) -> dict[CheckpointId, inputs.Listed]:
-    """Return the listings whose parts belong to one plan; others are no checkpoints."""
-    found = {}
-    for checkpoint, listing in listings.items():
-        counts = set(listing.parts.values())
-        if len(counts) == 1:
-            ranks = frozenset(listing.parts)
-            found[checkpoint] = inputs.Listed(part_count=counts.pop(), ranks=ranks)
-    return found
 
 
 def _is_final(error: Exception) -> bool:

@@ -1,7 +1,7 @@
 """Attach trainers, begin their attempts, and notice when they end.
 
 A trainer that attaches waits until the coordination has begun its attempt or refused it.
-`state.group` holds the trainers of the present attempt; starts that wait are kept here.
+`AttachedTrainers` holds those of the present attempt; starts that wait are kept here.
 """
 
 from __future__ import annotations
@@ -28,9 +28,12 @@ from holdfast.format.names import NO_ATTEMPT, AttemptId, CheckpointId
 from holdfast.host import control_block, protocol
 from holdfast.host import trainer_group as groups
 from holdfast.host.agent_directory import RAM_VARIABLE
-from holdfast.host.coordinator import Coordinator
+from holdfast.host.agent_run import AgentRun
+from holdfast.host.attached_trainers import AttachedTrainers
+from holdfast.host.driver import Driver
 from holdfast.host.handover import found_again
 from holdfast.host.lone_ranks import FORGOTTEN_JOB, is_like_one_job
+from holdfast.host.peer_network import PeerNetwork
 from holdfast.host.pending_start import (
     Layout,
     PendingStart,
@@ -39,10 +42,10 @@ from holdfast.host.pending_start import (
     prepare_remote,
 )
 from holdfast.host.protocol import Notice
+from holdfast.host.ram_tier import RamTier
 from holdfast.host.refusals import refusal_error
-from holdfast.host.state import AgentState
 from holdfast.host.storage_worker import StorageWorker
-from holdfast.host.trainer_group import TrainerGroup, TrainerProcess
+from holdfast.host.trainer_group import GroupRecord, TrainerGroup, TrainerProcess
 from holdfast.observe.events.schema import (
     AttemptBranched,
     AttemptFenced,
@@ -61,10 +64,19 @@ class TrainerSessions:
     """The attached trainers and the starts that wait; owned by the event loop."""
 
     def __init__(
-        self, state: AgentState, coordinator: Coordinator, storage_worker: StorageWorker
+        self,
+        run: AgentRun,
+        ram: RamTier,
+        trainers: AttachedTrainers,
+        network: PeerNetwork,
+        driver: Driver,
+        storage_worker: StorageWorker,
     ) -> None:
-        self._state = state
-        self._coordinator = coordinator
+        self._run = run
+        self._ram = ram
+        self._trainers = trainers
+        self._network = network
+        self._driver = driver
         self._storage_worker = storage_worker
         self._reattach_lock = asyncio.Lock()
         self._seat = 0
@@ -76,10 +88,10 @@ class TrainerSessions:
 
     def adopt(self, group: TrainerGroup | None) -> None:
         """Take over the trainers of the previous agent."""
-        self._state.group = group
+        self._trainers.group = group
         if group is not None:
             self._seat = max((m.seat for m in group.members.values()), default=-1) + 1
-            self._state.step_meter.adopt_members(group.present)
+            self._trainers.meter.adopt_members(group.present)
             for member in group.present:
                 self._follow(member)
             for rank in sorted(group.lost):
@@ -94,22 +106,21 @@ class TrainerSessions:
             AgentUnavailableError: the trainer uses another version of the protocol, or hosts were
                 not reached.
         """
-        state = self._state
         if request.protocol != protocol.PROTOCOL_VERSION:
             raise AgentUnavailableError(
-                f"attach to the agent of {state.run}: it speaks protocol "
+                f"attach to the agent of {self._run.path}: it speaks protocol "
                 f"{protocol.PROTOCOL_VERSION}, this process {request.protocol}; start "
                 "this process again if Holdfast was updated meanwhile, else stop the agent "
                 "(`holdfast stop`) so that one of this version is started"
             )
         if pid <= 0:
             raise RunBusyError(
-                f"open {state.run}: its agent on host {state.config.host} runs in another PID "
-                "namespace, and cannot watch this process; stop the container that holds the run, "
-                f"or give this one a folder of its own by {RAM_VARIABLE}"
+                f"open {self._run.path}: its agent on host {self._run.config.host} runs in another "
+                "PID namespace, and cannot watch this process; stop the container that holds the "
+                f"run, or give this one a folder of its own by {RAM_VARIABLE}"
             )
         check_policies(request)
-        prepare_remote(state, request)
+        prepare_remote(self._run, self._trainers, request)
         if request.attempt is not None:
             await self._reattach(request, request.attempt)
         if not request.takeover:
@@ -117,20 +128,20 @@ class TrainerSessions:
         group, start = self._group_for(request)
         member = self._seat_member(group, request.rank, pid)
         if start is None:
-            self._coordinator.update_addresses(parsed_addresses(request.addresses))
-            apply_request(self._state, request)
+            self._network.update_addresses(parsed_addresses(request.addresses))
+            apply_request(self._run, self._ram, self._trainers, request)
         else:
             self._begin(start, request)
         # Created before the input is submitted: the attempt may begin within that call.
         begun = start.wait() if start is not None else None
-        self._coordinator.submit(
+        self._driver.submit(
             inputs.RankJoined(
                 group=group.group,
                 rank=request.rank,
                 rank_count=group.count,
                 leader=group.leader,
                 takeover=request.takeover,
-                hosts=tuple(sorted({group.leader, state.config.host, *request.addresses})),
+                hosts=tuple(sorted({group.leader, self._run.config.host, *request.addresses})),
             )
         )
         if begun is not None:
@@ -145,8 +156,8 @@ class TrainerSessions:
         Its earlier manager was forgotten, or interrupted while it was opened or closed.
         """
         groups_here = [start.group for start in self._starts.values()]
-        if self._state.group is not None:
-            groups_here.append(self._state.group)
+        if self._trainers.group is not None:
+            groups_here.append(self._trainers.group)
         for group in groups_here:
             for member in group.present if group.group != request.group else ():
                 if member.pid == pid:
@@ -163,8 +174,7 @@ class TrainerSessions:
             InvalidArgumentError: the rank is not attached.
             StepNotFoundError: the origin was removed meanwhile; the timeline stays as it is.
         """
-        state = self._state
-        group = state.group
+        group = self._trainers.group
         if group is None or group.group != request.group:
             raise FencedError("branch: another attempt has taken the run over; stop this process")
         if request.rank not in group.members:
@@ -178,10 +188,12 @@ class TrainerSessions:
         if request.attempt == group.attempt:
             start = self._branching = self._branching or PendingStart(group)
             begun = start.wait()
-            self._coordinator.submit(inputs.BranchWanted(request.attempt, origin))
+            self._driver.submit(inputs.BranchWanted(request.attempt, origin))
             await begun
             self._check_origin(group, origin)
-        return self._attached(group, group.members[request.rank], has_ram=state.has_ram)
+        return self._attached(
+            group, group.members[request.rank], has_ram=self._trainers.job.has_ram
+        )
 
     def detach(self, request: protocol.Detach) -> None:
         """Detach a trainer that ends regularly; its process may continue."""
@@ -190,8 +202,8 @@ class TrainerSessions:
             member = group.members[request.rank]
             group.left.add(request.rank)
             self._unfollow(member)
-            last_step, blocked_secs = self._state.step_meter.leave(member)
-            self._state.events.write(
+            last_step, blocked_secs = self._trainers.meter.leave(member)
+            self._run.events.write(
                 TrainerLeft(
                     rank=member.rank,
                     pid=member.pid,
@@ -219,29 +231,28 @@ class TrainerSessions:
         Returns:
             Whether the group has started with it.
         """
-        state = self._state
         start = self._starts.pop(effect.group, None)
         given_up, self._abandoned = tuple(self._abandoned), []
         if start is not None:
             start.warnings = given_up
             self._release_group()
             for request in start.requests.values():
-                apply_request(self._state, request)
-            state.group = start.group
-            state.filling.clear()
-            state.slots.clear()
-            state.local_replicas.clear()
-        group = state.group
+                apply_request(self._run, self._ram, self._trainers, request)
+            self._trainers.group = start.group
+            self._trainers.filling.clear()
+            self._ram.slots.clear()
+            self._ram.replicas.clear()
+        group = self._trainers.group
         if group is None or group.group != effect.group:
             return False
         group.attempt, group.origin = effect.attempt, effect.origin
         self._storage_worker.opening.on_joined(effect.attempt)
         self._storage_worker.note_joined(effect.attempt)
-        state.events.attempt = effect.attempt.number
-        state.control.cells[control_block.ATTEMPT] = effect.attempt.number
+        self._run.events.attempt = effect.attempt.number
+        self._trainers.show_attempt(effect.attempt.number)
         if start is not None and 0 in group.members:
             origin = effect.origin
-            state.events.write(
+            self._run.events.write(
                 AttemptStarted(
                     pid=group.members[0].pid,
                     processes=group.count,
@@ -251,7 +262,7 @@ class TrainerSessions:
             )
         elif start is None:
             origin = effect.origin
-            state.events.write(
+            self._run.events.write(
                 AttemptBranched(
                     origin_step=origin.step if origin is not None else None,
                     origin_attempt=origin.attempt.number if origin is not None else None,
@@ -265,7 +276,7 @@ class TrainerSessions:
 
     def on_refused(self, effect: effects.GroupRefused) -> None:
         """Fail the start, or the branch, of the group that was refused."""
-        run = self._state.run
+        run = self._run.path
         start = self._starts.pop(effect.group, None)
         if start is not None:
             for member in start.group.present:
@@ -282,7 +293,7 @@ class TrainerSessions:
         """Report a whole checkpoint that the beginning attempt abandons for an older one."""
         text = f"step {effect.id.step} of attempt {effect.id.attempt} was {effect.status.value}"
         log.warning("%s, and is abandoned: %s", text, effect.reason)
-        self._state.events.write(
+        self._run.events.write(
             CheckpointGivenUp(
                 step=effect.id.step,
                 attempt=effect.id.attempt.number,
@@ -294,7 +305,7 @@ class TrainerSessions:
 
     def ended_elsewhere(self, effect: effects.RanksEnded) -> None:
         """Notify the trainers that ranks on another host have ended: they may wait for them."""
-        self._state.events.write(
+        self._run.events.write(
             RanksLost(of_host=effect.host, ranks=effect.ranks, closed=not effect.is_lost)
         )
         how = "without closing the manager" if effect.is_lost else "by closing the manager"
@@ -302,24 +313,26 @@ class TrainerSessions:
             f"{ranks_text(effect.ranks)} on host {effect.host} ended {how}; stop this process and "
             "start the job again"
         )
-        self._state.notices.post(Notice(kind="gone", reason=reason, data=effect.group))
+        self._trainers.notices.post(Notice(kind="gone", reason=reason, data=effect.group))
 
     def fenced(self, effect: effects.Fenced) -> None:
         """Stop the trainers here: another attempt has taken the run over."""
-        state, group = self._state, self._state.group
+        group = self._trainers.group
         if group is None or group.group != effect.group:
             return
         self._release_group()
         # Each trainer reads this cell at its next step, and asks.
-        state.control.cells[control_block.ATTEMPT] = effect.attempt.number
+        self._trainers.show_attempt(effect.attempt.number)
         # A trainer that waits for a save does not read the cell, and no agent may ever report that
         # save's end: the notice ends the wait.
         reason = (
-            f"save to {state.run}: attempt {effect.attempt} has taken the run over from "
+            f"save to {self._run.path}: attempt {effect.attempt} has taken the run over from "
             f"attempt {group.attempt} ({effect.reason}); stop this process"
         )
-        state.notices.post(Notice(kind="fenced", reason=reason, data=group.group))
-        state.events.write(AttemptFenced(by_attempt=effect.attempt.number, reason=effect.reason))
+        self._trainers.notices.post(Notice(kind="fenced", reason=reason, data=group.group))
+        self._run.events.write(
+            AttemptFenced(by_attempt=effect.attempt.number, reason=effect.reason)
+        )
         if self._branching is not None:
             branching, self._branching = self._branching, None
             branching.end(FencedError(f"branch: {effect.reason}; stop this process"))
@@ -334,7 +347,7 @@ class TrainerSessions:
             attempt=group.attempt,
             origin=origin,
             seat=member.seat,
-            ram_folder=str(self._state.ram.root) if has_ram else None,
+            ram_folder=str(self._ram.store.root) if has_ram else None,
             cursor=group.cursor,
         )
 
@@ -344,14 +357,14 @@ class TrainerSessions:
         Raises:
             InvalidArgumentError: the rank is none of the group's; nothing is changed.
         """
-        group, start = self._state.group, None
+        group, start = self._trainers.group, None
         if group is None or group.group != request.group:
             start = self._starts.get(request.group)
             if start is None:
-                leader = request.leader or self._state.config.host
+                leader = request.leader or self._run.config.host
                 start = PendingStart(TrainerGroup(request.group, NO_ATTEMPT, request.count, leader))
                 # Earlier notices concern the trainers before them.
-                start.group.cursor = self._state.notices.count
+                start.group.cursor = self._trainers.notices.count
             group = start.group
         if not 0 <= request.rank < request.count == group.count:
             raise InvalidArgumentError(
@@ -368,11 +381,11 @@ class TrainerSessions:
         if start.group.group not in self._starts:
             start.replaced = self._replace_layout(request)
             self._starts[start.group.group] = start
-        start.add_process(self._coordinator, request)
+        start.add_process(self._network, request)
 
     def _restore(self, start: PendingStart) -> None:
         """Undo the changes of a refused start, except where newer ones have followed."""
-        start.restore_addresses(self._coordinator)
+        start.restore_addresses(self._network)
         if start.replaced is not None:
             # The node that refused still has effects to carry out, so it is replaced only after
             # them.
@@ -380,21 +393,20 @@ class TrainerSessions:
 
     def _replace_layout(self, request: protocol.Attach) -> Layout | None:
         """Take the request's failure domain and settings; return what they replaced."""
-        coordinator = self._coordinator
-        wanted = Layout(request.domain or self._state.config.host, request.settings())
-        present = Layout(coordinator.domain, coordinator.settings)
-        if wanted == present or self._state.group is not None or self._starts:
+        wanted = Layout(request.domain or self._run.config.host, request.settings())
+        present = Layout(self._driver.domain, self._driver.settings)
+        if wanted == present or self._trainers.group is not None or self._starts:
             return None
         self._set_layout(wanted)
         return present
 
     def _restore_layout(self, layout: Layout) -> None:
-        if self._state.group is None and not self._starts:
+        if self._trainers.group is None and not self._starts:
             self._set_layout(layout)
 
     def _set_layout(self, layout: Layout) -> None:
-        self._coordinator.restart(
-            found_again(self._state, self._storage_worker, self._coordinator.record, None),
+        self._driver.restart(
+            self._found(self._driver.record, None),
             domain=layout.domain,
             settings=layout.settings,
         )
@@ -409,31 +421,37 @@ class TrainerSessions:
         """
         # All ranks reattach at the same time, and the first one restores the group.
         async with self._reattach_lock:
-            group = self._state.group
+            group = self._trainers.group
             if group is not None and group.group == request.group:
                 return
-            newest = await self._storage_worker.query(newest_attempt, self._state.durable)
+            newest = await self._storage_worker.query(newest_attempt, self._run.durable)
             if newest != attempt or group is not None:
                 raise FencedError(
                     f"attach: attempt {newest} has taken the run over from attempt "
                     f"{attempt}; stop this process"
                 )
             for token in list(self._starts):
-                busy = f"open {self._state.run}: attempt {attempt} is live and has reattached"
+                busy = f"open {self._run.path}: attempt {attempt} is live and has reattached"
                 refused = self._starts.pop(token)
-                refused.restore_addresses(self._coordinator)
+                refused.restore_addresses(self._network)
                 refused.end(RunBusyError(f"{busy}; stop it first"))
-            leader = request.leader or self._state.config.host
+            leader = request.leader or self._run.config.host
             group = TrainerGroup(request.group, attempt, request.count, leader)
             group.origin = request.origin
-            self._state.group = group
-            self._state.events.attempt = attempt.number
-            self._state.control.cells[control_block.ATTEMPT] = attempt.number
-            self._coordinator.restart(
-                found_again(self._state, self._storage_worker, None, group, rank=request.rank),
-                domain=request.domain or self._state.config.host,
+            self._trainers.group = group
+            self._run.events.attempt = attempt.number
+            self._trainers.show_attempt(attempt.number)
+            self._driver.restart(
+                self._found(None, group, request.rank),
+                domain=request.domain or self._run.config.host,
                 settings=request.settings(),
             )
+
+    def _found(
+        self, record: GroupRecord | None, group: TrainerGroup | None, rank: int | None = None
+    ) -> inputs.Found:
+        ram = self._ram.checkpoints()
+        return found_again(self._trainers.control, ram, record, group, rank=rank)
 
     def _check_origin(self, group: TrainerGroup, origin: CheckpointId | None) -> None:
         if group.origin != origin:
@@ -444,10 +462,9 @@ class TrainerSessions:
 
     async def _check_there(self, origin: CheckpointId) -> None:
         # A branch abandons everything beyond its origin, so a readable origin has to exist first.
-        state = self._state
-        stores = [state.ram, *self._coordinator.peer_stores(), state.durable]
-        if state.remote is not None:
-            stores.append(state.remote.store)
+        stores = [self._ram.store, *self._network.stores(), self._run.durable]
+        if self._run.remote is not None:
+            stores.append(self._run.remote.store)
         listings, _ = await self._storage_worker.query(list_stores, stores)
         if origin not in readable(listings):
             raise StepNotFoundError(
@@ -470,7 +487,7 @@ class TrainerSessions:
         member = TrainerProcess(rank=rank, seat=self._free_seat(), pid=pid, started=started)
         self._seat = member.seat + 1
         # The cells may still have the values of the seat's previous trainer.
-        control_block.reset_seat(self._state.control.cells, member.seat)
+        control_block.reset_seat(self._trainers.control.cells, member.seat)
         group.members[rank] = member
         group.left.discard(rank)
         group.lost.discard(rank)
@@ -483,8 +500,8 @@ class TrainerSessions:
         A seat is reused as late as possible: a trainer that was fenced may still write its cells.
         """
         groups_here = [start.group for start in self._starts.values()]
-        if self._state.group is not None:
-            groups_here.append(self._state.group)
+        if self._trainers.group is not None:
+            groups_here.append(self._trainers.group)
         taken = {member.seat for group in groups_here for member in group.present}
         for offset in range(control_block.SEAT_COUNT):
             seat = (self._seat + offset) % control_block.SEAT_COUNT
@@ -496,14 +513,14 @@ class TrainerSessions:
         )
 
     def _group_of(self, token: str) -> TrainerGroup | None:
-        group = self._state.group
+        group = self._trainers.group
         if group is not None and group.group == token:
             return group
         start = self._starts.get(token)
         return start.group if start is not None else None
 
     def _live_processes(self, reason: str) -> str:
-        host, group = self._state.config.host, self._state.group
+        host, group = self._run.config.host, self._trainers.group
         if group is not None and group.present:
             return f"attempt {group.attempt} is live on host {host} ({_processes(group)})"
         others = [start.group for start in self._starts.values() if start.group.present]
@@ -513,7 +530,7 @@ class TrainerSessions:
 
     def _busy_advice(self, group: TrainerGroup) -> str:
         """Return what to do about the processes that keep `group` from beginning."""
-        here = [self._state.group, *(start.group for start in self._starts.values())]
+        here = [self._trainers.group, *(start.group for start in self._starts.values())]
         if any(other is not None and is_like_one_job(group, other) for other in here):
             return FORGOTTEN_JOB
         return "stop it first, or open with takeover=True to fence it"
@@ -541,21 +558,21 @@ class TrainerSessions:
 
     def _release_group(self) -> None:
         """Remove the present group, and stop following its processes."""
-        group, self._state.group = self._state.group, None
+        group, self._trainers.group = self._trainers.group, None
         for member in group.present if group is not None else ():
             self._unfollow(member)
 
     def _ended(self, member: TrainerProcess) -> None:
         self._unfollow(member)
         starting = [start.group for start in self._starts.values()]
-        for group in (*starting, self._state.group):
+        for group in (*starting, self._trainers.group):
             if group is None or group.members.get(member.rank) != member:
                 continue
             if member.rank in group.left | group.lost:
                 continue
             group.lost.add(member.rank)
-            last_step, blocked_secs = self._state.step_meter.leave(member)
-            self._state.events.write(
+            last_step, blocked_secs = self._trainers.meter.leave(member)
+            self._run.events.write(
                 TrainerLost(
                     rank=member.rank,
                     pid=member.pid,
@@ -572,10 +589,10 @@ class TrainerSessions:
 
         A rank may have ended between sealing a part and reporting it.
         """
-        for checkpoint, listed in self._storage_worker.in_ram().items():
+        for checkpoint, listed in self._ram.checkpoints().items():
             is_theirs = bool(group.attempt) and checkpoint.attempt == group.attempt
             for rank in sorted(listed.ranks & group.members.keys()) if is_theirs else ():
-                self._coordinator.submit(
+                self._driver.submit(
                     inputs.PartSealed(
                         rank=rank,
                         id=checkpoint,
@@ -588,33 +605,32 @@ class TrainerSessions:
     def _member_ended(
         self, group: TrainerGroup, rank: int, item: inputs.RankLeft | inputs.RankLost
     ) -> None:
-        state = self._state
         self._notify_ended(group, rank)
         start = self._starts.get(group.group)
         if start is not None and start.group is group and not group.present:
             del self._starts[group.group]
             self._restore(start)
             start.end(FencedError("attach: the processes that wanted to begin have ended"))
-        if group is state.group:
-            state.filling.pop(rank, None)
-            state.slots.release(rank)
-            state.local_replicas.forget_maker(rank)
+        if group is self._trainers.group:
+            self._trainers.filling.pop(rank, None)
+            self._ram.slots.release(rank)
+            self._ram.replicas.forget_maker(rank)
             if not group.present:
                 # The loss of a member is recorded in the events; no trainer is left that could
                 # continue.
-                state.group = None
-                state.slots.forget_sizes()
-        self._coordinator.submit(item)
+                self._trainers.group = None
+                self._ram.slots.forget_sizes()
+        self._driver.submit(item)
 
     def _notify_ended(self, group: TrainerGroup, rank: int) -> None:
         """Notify the trainers of a rank's end, since they may wait for it."""
-        state = self._state
         how = "has closed its manager" if rank in group.left else "has ended"
+        pid, host = group.members[rank].pid, self._run.config.host
         reason = (
-            f"rank {rank} (process {group.members[rank].pid} on host {state.config.host}) {how}; "
+            f"rank {rank} (process {pid} on host {host}) {how}; "
             "stop this process and start the job again"
         )
-        state.notices.post(Notice(kind="gone", reason=reason, data=group.group))
+        self._trainers.notices.post(Notice(kind="gone", reason=reason, data=group.group))
 
 
 def _processes(group: TrainerGroup) -> str:

@@ -1,0 +1,468 @@
+"""Combine the parts of one agent, run its loop, and decide when it exits."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+from typing import assert_never
+
+from holdfast.coordination import effects, inputs
+from holdfast.coordination.rank_runs import ranks_in
+from holdfast.coordination.settings import Settings
+from holdfast.format.names import NO_AGE, CheckpointId, age_of
+from holdfast.format.records import Manifest
+from holdfast.host.agent_directory import GROUP, WORDS
+from holdfast.host.agent_run import AgentRun
+from holdfast.host.attached_trainers import AttachedTrainers, JobSettings
+from holdfast.host.control_block import create_cells, next_incarnation
+from holdfast.host.directory_watch import DirectoryWatch
+from holdfast.host.driver import Driver, Operation
+from holdfast.host.expected_trainers import ExpectedTrainers
+from holdfast.host.handover import found_again, group_of, record_by_storage
+from holdfast.host.metering import Metering
+from holdfast.host.mirror_worker import MirrorWorker
+from holdfast.host.mirroring import Mirroring
+from holdfast.host.notices import NoticeBoard
+from holdfast.host.outages import OutageReports
+from holdfast.host.peer_network import PeerNetwork, ServedHost
+from holdfast.host.ram_tier import open_ram
+from holdfast.host.retention import Retention
+from holdfast.host.save_scheduler import SaveScheduler
+from holdfast.host.save_tracker import SaveTracker
+from holdfast.host.step_meter import SavePhase, StepMeter
+from holdfast.host.storage_worker import StorageWorker
+from holdfast.host.trainer_group import read_record
+from holdfast.host.trainer_sessions import TrainerSessions
+from holdfast.observe.events.schema import RamAdopted
+from holdfast.observe.run_status import HostStatus
+from holdfast.peers.address import parsed_addresses
+from holdfast.store.ram import RamStore
+
+IDLE_TICK_SECS = 0.5
+FIRST_TRAINER_SECS = 30.0
+PLACE_SECS = 1.0
+UNSETTLED_SECS = 3600.0
+REFUSED_SECS = 1.0
+"""How long an agent without data stays after it has refused its first start."""
+CLOSED_SECS = 5.0
+"""How long an agent stays once nobody needs it: for the next manager of the same process, and for
+hosts that have not received the leader's last orders."""
+SURPLUS_SECS = 5.0
+"""How often slots that were free the whole time are freed where the next saves need none of them.
+
+Freed slots have to be allocated anew, so none is freed between two saves of a busy run.
+"""
+STOPPING_SECS = 20.0
+"""How long an agent that has to exit waits for a leader on another host, which may be gone."""
+
+Report = (
+    effects.AttemptJoined
+    | effects.GroupRefused
+    | effects.GivenUp
+    | effects.RanksEnded
+    | effects.Fenced
+    | effects.ReportOutcome
+    | effects.DeleteConfirmed
+    | effects.Reached
+    | effects.MirrorEnded
+    | effects.HostSilent
+    | effects.HostHeard
+    | effects.LeaderChanged
+    | effects.ProtectionLate
+)
+"""The effects that concern trainers, policies and events; the others concern stores and hosts."""
+
+log = logging.getLogger(__name__)
+
+
+class Agent:
+    """One agent; owned by its event loop.
+
+    Args:
+        run: The agent's run, whose events `metering` receives.
+        metering: The agent's measures.
+        notices: Takes the notices to the trainers.
+        has_place: Returns whether the agent's folder is still its own.
+
+    Raises:
+        OSError: The agent's folder has no room for its files.
+    """
+
+    def __init__(
+        self,
+        run: AgentRun,
+        metering: Metering,
+        notices: NoticeBoard | None = None,
+        has_place: Callable[[], bool] = lambda: True,
+    ) -> None:
+        self.run, self.metering = run, metering
+        self._has_place = has_place
+        self.ram = ram = open_ram(run)
+        control = create_cells(run.folder / WORDS)
+        meter = StepMeter(
+            control,
+            run.events,
+            run.clock,
+            metering.measures,
+            lambda: (run.durable.request_count, ram.pulled_bytes),
+        )
+        job = JobSettings(linger_secs=run.config.linger_secs)
+        self.trainers = trainers = AttachedTrainers(control, notices or NoticeBoard(), meter, job)
+        self.network = PeerNetwork(run)
+        self.storage_worker = worker = StorageWorker(
+            run, ram, trainers, self.network.peers, self._committed
+        )
+        self._mirror_worker = MirrorWorker(run, ram, trainers, lambda item: driver.submit(item))
+        self.driver = driver = Driver(
+            run, trainers, self.network, self.carry_out, self._mirror_worker.cancel
+        )
+        self._scheduler = SaveScheduler(run, trainers, driver, metering)
+        self.retention = Retention(run, ram, trainers, driver, worker)
+        self.mirroring = Mirroring(
+            run, trainers, driver, worker, self._mirror_worker, self.retention.spare
+        )
+        self._outages = OutageReports(run.events, trainers.notices)
+        self.sessions = TrainerSessions(run, ram, trainers, self.network, driver, worker)
+        self.save_tracker = SaveTracker(run, ram, trainers, driver, worker)
+        self.directory = DirectoryWatch(run, ram, trainers, worker, self._unsaved, driver.woken.set)
+        self.expected = ExpectedTrainers(run.clock)
+        self.refused_at_secs: float | None = None
+        """When a start was refused last."""
+        self.has_ended = False
+        """Whether the agent exits now: no trainer is admitted any more."""
+        self._stopping_at_secs: float | None = None
+        self._alone_since_secs = run.clock.monotonic()
+        self._has_served = False
+        self._next_check_secs = 0.0
+
+    async def adopt(self) -> None:
+        """Take over the previous agent's state; call it before any request is served."""
+        run, worker = self.run, self.storage_worker
+        record = read_record(run.folder / GROUP)
+        group = group_of(record) if record is not None else None
+        has_peers = run.config.peers is not None
+        if group is None:
+            # Only without trainers: RAM may otherwise hold parts that are being filled.
+            foreign = await worker.drop_foreign()
+            if record is not None and record.attempt in foreign:
+                record = None
+            self.retention.clear_ram(is_alone=not has_peers)
+            if not has_peers:
+                await self.retention.recover()
+        if group is not None or has_peers:
+            await self.retention.find_attempt()
+        if record is None and not has_peers:
+            counts = [listed.part_count for listed in self.ram.checkpoints().values()]
+            record = record_by_storage(run, worker, counts[-1]) if counts else None
+        if record is not None:
+            self.network.update_addresses(parsed_addresses(record.addresses))
+        self.sessions.adopt(group)
+        found = found_again(self.trainers.control, self.ram.checkpoints(), record, group)
+        if found.ram:
+            run.events.write(RamAdopted(checkpoints=tuple(map(str, sorted(found.ram)))))
+        domain, settings = self.driver.domain, self.driver.settings
+        if record is not None:
+            domain = record.domain or domain
+            settings = Settings(copies=record.copies, heartbeat_secs=record.heartbeat_secs)
+        self.driver.restart(found, domain=domain, settings=settings)
+
+    def serve_peers(self, own_status: Callable[[], HostStatus]) -> None:
+        """Serve the other hosts from now on, and take their messages."""
+        run, driver = self.run, self.driver
+        if run.config.peers is None:
+            return
+        self.network.open(
+            ServedHost(
+                # A separate store, because the server's thread uses it.
+                store=RamStore(self.ram.store.root, self.ram.pool.reserve, run.clock, run.files),
+                since=next_incarnation(self.trainers.control.cells, run.clock.now()),
+                submit=driver.submit,
+                attempt=lambda: driver.node.attempt,
+                status=own_status,
+            )
+        )
+
+    async def act(self) -> None:
+        """Act until it is time to exit."""
+        others = [
+            asyncio.create_task(self.directory.watch()),
+            asyncio.create_task(self._free_surplus_ram()),
+            asyncio.create_task(self.mirroring.run()),
+            asyncio.create_task(self.mirroring.watch_takeovers()),
+        ]
+        try:
+            await self.act_until_exit()
+        finally:
+            for task in others:
+                task.cancel()
+            await asyncio.wait(others)
+
+    async def _free_surplus_ram(self) -> None:
+        """Free every `SURPLUS_SECS` the slots that were needed only while storage was behind."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(SURPLUS_SECS)
+            await loop.run_in_executor(None, self.ram.free_surplus)
+
+    async def act_until_exit(self) -> None:
+        """Tick, and sleep until the next input or the time of the next tick."""
+        woken = self.driver.woken
+        while True:
+            self.tick()
+            # Only a decision on the present state may end the loop.
+            if self.leaves_in_secs() == 0.0:
+                self.has_ended = True
+                self.driver.submit(inputs.LeaveWanted())
+                return
+            # The inputs of this tick are handled; only later ones are a reason to wake.
+            woken.clear()
+            has_trainers = self.trainers.group is not None
+            secs = self._scheduler.poll_secs if has_trainers else IDLE_TICK_SECS
+            secs = max(0.001, min(secs, self.driver.next_in_secs()))
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(secs):
+                    await woken.wait()
+
+    def tick(self) -> None:
+        """Do what is due now."""
+        trainers = self.trainers
+        if trainers.group is not None:
+            self._has_served = True
+            self._alone_since_secs = self.run.clock.monotonic()
+        self._check_place()
+        self.driver.tick()
+        self._scheduler.tick()
+        if trainers.group is not None:
+            is_writing = bool(self.driver.node.pending_ids())
+            phase = SavePhase.WRITING if is_writing else SavePhase.QUIET
+            phase = SavePhase.SEALING if trainers.filling else phase
+            trainers.meter.read_progress(trainers.present, phase)
+
+    def close(self) -> None:
+        """End all threads, after their present work, and close all files."""
+        self.expected.close()
+        self.sessions.close()
+        self.storage_worker.close()
+        self.directory.free_rest()
+        self.network.peers.close()
+        self.run.events.close()
+        self.trainers.control.close()
+        self.ram.store.close()
+
+    def leave_soon(self) -> None:
+        """Make held checkpoints durable, then exit, even if trainers are attached."""
+        log.info("exit requested")
+        self._stopping_at_secs = self.run.clock.monotonic()
+        self._want_durable()
+        self.driver.woken.set()
+
+    def _want_durable(self) -> None:
+        """Mark the newest checkpoint here as due in the durable tier, against any policy."""
+        complete = self.driver.node.complete_ids()
+        newest = max(complete, key=lambda c: (c.attempt, c.step), default=None)
+        for held in self.driver.node.held():
+            for rank in ranks_in(held.own) if held.id == newest else ():
+                self.driver.submit(
+                    inputs.PartSealed(
+                        rank=rank,
+                        id=held.id,
+                        part_count=held.part_count,
+                        in_ram=True,
+                        is_due=True,
+                    )
+                )
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether an operation on the stores is under way."""
+        return any(part.is_busy for part in (self.driver, self.retention, self.mirroring))
+
+    async def wait_idle(self) -> None:
+        """Wait for the operations on the stores that are under way."""
+        await self.driver.wait_idle()
+        await self.retention.wait_idle()
+        await self.mirroring.wait_idle()
+
+    # The effects of the coordination.
+
+    def carry_out(self, effect: effects.Effect) -> Operation | None:
+        """Carry out an effect; return the operation of one that takes time."""
+        worker, trainers = self.storage_worker, self.trainers
+        match effect:
+            case effects.Send():
+                self.network.send(effect.host, effect.message)
+            case effects.SetTarget():
+                trainers.set_target(effect.kind, effect.step)
+                # Read after the write: a rank that is not seen at the target yet reads the cell
+                # later.
+                highest = trainers.published().highest
+                self.driver.submit(inputs.TargetWritten(effect.kind, effect.step, highest))
+            case effects.ConfirmTarget():
+                trainers.confirm_target(effect.step)
+            case effects.ClearTarget():
+                trainers.clear_target(effect.kind)
+            case effects.Drop():
+                self.ram.free_checkpoint(effect.id)
+            case effects.Persist():
+                self.metering.save_times.begin_write()
+                return worker.persist(effect)
+            case effects.Commit():
+                return worker.commit(effect)
+            case effects.Pull():
+                return worker.pull(effect)
+            case effects.ListDurable():
+                return worker.list_durable(effect)
+            case effects.BeginAttempt():
+                return worker.begin(effect)
+            case effects.RenewLease():
+                return worker.renew_lease(effect)
+            case effects.ReleaseLease():
+                return worker.release_lease(effect)
+            case effects.ReadLease():
+                return worker.read_lease(effect)
+            case effects.MirrorParts():
+                self._mirror_worker.write_parts(effect)
+            case effects.MirrorCommit():
+                self._mirror_worker.commit(effect)
+            case effects.LeaseAwaited():
+                log.warning(
+                    "attempt %s of host %s may be live, and its agent cannot be asked: waiting at "
+                    "most %.0f s for its lease to expire",
+                    effect.attempt,
+                    effect.host,
+                    effect.secs,
+                )
+            case _:
+                self._report(effect)
+        return None
+
+    def _report(self, effect: Report) -> None:
+        match effect:
+            case effects.AttemptJoined():
+                self._joined(effect)
+            case effects.GroupRefused():
+                self.sessions.on_refused(effect)
+            case effects.GivenUp():
+                self.sessions.given_up(effect)
+            case effects.RanksEnded():
+                self.sessions.ended_elsewhere(effect)
+            case effects.Fenced():
+                self.sessions.fenced(effect)
+            case effects.ReportOutcome():
+                self.retention.on_outcome(effect)
+            case effects.DeleteConfirmed():
+                self.retention.on_gone(effect.id)
+            case effects.Reached():
+                self._scheduler.reached(effect)
+                self.save_tracker.reached(effect)
+            case effects.MirrorEnded():
+                self.mirroring.on_ended(effect)
+            case (
+                effects.HostSilent()
+                | effects.HostHeard()
+                | effects.LeaderChanged()
+                | effects.ProtectionLate()
+            ):
+                self._outages.on_effect(effect)
+            case _:
+                assert_never(effect)
+
+    def _joined(self, effect: effects.AttemptJoined) -> None:
+        self.trainers.forget_targets()
+        self._scheduler.forget_attempt()
+        has_started = self.sessions.joined(effect)
+        # After that: the policies of the remote tier are the new attempt's.
+        self.mirroring.forget_timeline()
+        is_left = not self.retention.has_recovered
+        if has_started and is_left and self.driver.node.is_first_leader:
+            self.retention.recover_earlier(effect.attempt)
+
+    def _committed(self, manifest: Manifest, secs: float) -> None:
+        # First: preservation spares what is chosen for the remote tier.
+        self.mirroring.on_committed(manifest)
+        self.retention.committed(manifest, secs)
+
+    # The end of the agent.
+
+    @property
+    def is_all_durable(self) -> bool:
+        """Whether this host's RAM is not needed any more."""
+        if self.directory.is_lost:
+            return not self.directory.kept
+        return self.driver.node.is_settled or self._is_superseded
+
+    def _unsaved(self) -> list[CheckpointId]:
+        """Return the checkpoints in RAM to keep if the run's directory is gone, ascending.
+
+        Those are the ones that are newer than the newest committed one, and with trainers attached
+        the newest one in any case. Other hosts may have the missing parts of one.
+        """
+        if self._is_superseded:
+            return []
+        has_peers = self.run.config.peers is not None
+        listed = self.ram.checkpoints()
+        usable = sorted(
+            (c for c, parts in listed.items() if parts.is_whole or has_peers), key=age_of
+        )
+        outcomes = self.driver.node.held_outcomes()
+        committed = [age_of(outcome.held.id) for outcome in outcomes if outcome.is_committed]
+        newest_committed = max(committed, default=NO_AGE)
+        unsaved = [checkpoint for checkpoint in usable if age_of(checkpoint) > newest_committed]
+        return unsaved or (usable[-1:] if self.trainers.group is not None else [])
+
+    @property
+    def _is_superseded(self) -> bool:
+        """Whether another host's attempt has replaced the one here, and no other host reads here.
+
+        With peers, the leader of the newer attempt decides what this host keeps.
+        """
+        return self.run.config.peers is None and self.driver.node.is_superseded
+
+    def _check_place(self) -> None:
+        """Exit once the folder is removed: trainers cannot find this agent, and start another."""
+        now_secs = self.run.clock.monotonic()
+        if self._stopping_at_secs is not None or now_secs < self._next_check_secs:
+            return
+        self._next_check_secs = now_secs + PLACE_SECS
+        if not self._has_place():
+            log.warning("%s was removed; a trainer will start another agent", self.run.folder)
+            self.leave_soon()
+
+    def leaves_in_secs(self) -> float | None:
+        """Return in how many seconds the agent exits if nothing happens; None: it stays."""
+        if self.directory.is_lost:
+            return self.directory.leaves_in_secs()
+        if self.trainers.group is not None and self._stopping_at_secs is None:
+            return None
+        node = self.driver.node
+        if self.driver.is_busy or self.retention.is_busy or node.pending_ids():
+            # What is copied to the remote tier does not count: its service may not answer.
+            return None
+        if self.sessions.is_starting:
+            return None
+        if self._stopping_at_secs is not None:
+            # Data that only this host holds has to become durable first; another host may lead and
+            # decide when.
+            waited_secs = self.run.clock.monotonic() - self._stopping_at_secs
+            is_awaited = not node.is_leading and not node.is_settled
+            return None if is_awaited and waited_secs < STOPPING_SECS else 0.0
+        if self.expected.has_any() or (self._has_served and self.mirroring.holds_agent()):
+            return None
+        alone_secs = self.run.clock.monotonic() - self._alone_since_secs
+        if self._is_superseded or (node.is_closed and node.is_settled):
+            # Lingering holds RAM for the restart after a failure, and there was none.
+            return max(0.0, min(self.trainers.job.linger_secs, CLOSED_SECS) - alone_secs)
+        if not node.is_leading and not node.is_settled and alone_secs < UNSETTLED_SECS:
+            # Another host leads, and may need this host's checkpoints.
+            return None
+        # The trainer that started this agent needs time to attach.
+        if self.refused_at_secs is not None and not self._has_served:
+            # It was started for a start that was refused. If it holds nothing, the next start is
+            # better off with an agent of its own, which has that one's environment.
+            refused_secs = self.run.clock.monotonic() - self.refused_at_secs
+            if not self.ram.checkpoints():
+                return max(0.0, REFUSED_SECS - refused_secs)
+        least_secs = 0.0 if self._has_served else FIRST_TRAINER_SECS
+        return max(0.0, max(self.trainers.job.linger_secs, least_secs) - alone_secs)
