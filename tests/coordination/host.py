@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 from holdfast.coordination import effects as ef
 from holdfast.coordination import inputs as fa
 from holdfast.coordination.messages import AnyMessage, TargetKind
-from holdfast.coordination.node import Node
+from holdfast.coordination.node import Node, Ready
+from holdfast.coordination.node_view import NodeView
 from holdfast.coordination.turn import AgentIdentity
 from holdfast.format.names import NO_ATTEMPT, AttemptId, CheckpointId
 
@@ -53,6 +54,8 @@ class Host:
     """The attempts that its agents wanted to begin; kept in RAM."""
     is_up: bool = True
     agent: Node | None = None
+    ready: Ready = field(init=False)
+    """What the agent's last input has led to."""
     life: int = 0
     is_halted: bool = False
     """Its agent was stopped: inputs wait, messages only for a short time."""
@@ -209,6 +212,20 @@ class Host:
             ended_attempt=file.ended_attempt,
         )
 
+    # The agent's node.
+
+    @property
+    def view(self) -> NodeView:
+        """What the agent's node knows now."""
+        assert self.agent is not None
+        return self.agent.view(self.world.now)
+
+    @property
+    def attempt(self) -> AttemptId:
+        """The newest attempt that the agent knows."""
+        assert self.agent is not None
+        return self.agent.roles.follower.attempt
+
     # The agent's inputs.
 
     def published(self) -> fa.Published:
@@ -231,14 +248,15 @@ class Host:
             self.waiting.append(item)
             return
         life = self.life
-        wanted = self.agent.handle(item, self.world.now, self.published())
-        for effect in wanted:
+        self.ready = self.agent.handle(item, self.world.now, self.published())
+        for effect in self.ready.effects:
             # An agent may die between any two effects.
             if self.life != life:
                 return
             self.do(effect)
         if self.life == life:
-            if self.agent is not None and self.agent.wants_preserved and not self.is_asking:
+            leader = self.agent.roles.leader if self.agent is not None else None
+            if leader is not None and leader.wants_preserved and not self.is_asking:
                 self.is_asking = True
                 self.world.at(self.world.rng.random() * 0.1, self._ask_policy)
             self.world.oracle.check_turn(self)
@@ -247,8 +265,9 @@ class Host:
     def _ask_policy(self) -> None:
         """Evaluate the RAM tier's policy, which the agent gets when rank 0 has attached again."""
         self.is_asking = False
-        if self.agent is not None and self.agent.wants_preserved and self.trainers:
-            kept = {c for c in self.agent.once_complete_ids() if c.step in self.kept_steps}
+        if self.agent is not None and self.view.lead.wants_preserved and self.trainers:
+            complete = (c.id for c in self.view.lead.checkpoints if c.was_complete)
+            kept = {c for c in complete if c.step in self.kept_steps}
             self.submit(fa.Preserved(frozenset(kept)))
 
     def later(self, secs: float, item: fa.Input) -> None:
@@ -261,7 +280,7 @@ class Host:
 
     def _arm(self) -> None:
         assert self.agent is not None
-        at = max(self.agent.next_at_secs(self.world.now), self.world.now + TICK_SECS_MIN)
+        at = max(self.ready.next_at_secs, self.world.now + TICK_SECS_MIN)
         if at < self.armed_at or self.armed_at <= self.world.now:
             self.armed_at = at
             self.world.at(at - self.world.now, self._tick, self.life, at)
@@ -291,7 +310,7 @@ class Host:
                 self._claim("persist")
                 world.at(world.storage_secs(), self._check_fence, self.life, effect)
             case ef.Commit():
-                self._claim(f"commit {effect.id.attempt} {self.agent.attempt}")
+                self._claim(f"commit {effect.id.attempt} {self.attempt}")
                 world.oracle.commit_wanted(self, effect)
                 world.at(world.storage_secs(), self._check_fence, self.life, effect)
             case ef.MirrorParts():
@@ -511,7 +530,7 @@ class Host:
             source.is_up
             and source.agent is not None
             and world.network.reaches(self.name, source.name)
-            and source.agent.serves(self.agent.attempt)
+            and source.attempt <= self.attempt
             and effect.rank in source.ram.get(effect.id, {})
             and world.rng.random() >= world.pull_failures
         )

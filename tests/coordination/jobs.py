@@ -126,11 +126,10 @@ class Job:
         agent = host.agent
         leader = agent.roles.leader if agent is not None else None
         if (
-            agent is not None
-            and leader is not None
+            leader is not None
             and leader.leadership.group == self.token
-            and not agent.is_target_under_way(self.kind)
-            and not agent.is_saving
+            and not leader.targets.is_under_way(self.kind)
+            and not leader.is_saving
         ):
             host.submit(fa.Wish(self.kind))
         world.at(self.interval_secs, self.poll)
@@ -145,9 +144,9 @@ def survives(world: World, leader: str) -> tuple[CheckpointId, int | None] | Non
     data = msgspec.json.encode(found)
     decoded = msgspec.json.decode(data, type=Lead)
     check_lead(decoded)
-    agents = {name: host.agent for name, host in world.hosts.items() if host.agent is not None}
-    holds = {name: agent.held() for name, agent in agents.items()}
-    whole = standings(decoded, holds, {name: world.hosts[name].domain for name in agents})
+    hosts = {name: host for name, host in world.hosts.items() if host.agent is not None}
+    holds = {name: tuple(o.held for o in host.view.held) for name, host in hosts.items()}
+    whole = standings(decoded, holds, {name: host.domain for name, host in hosts.items()})
     newest = next(iter(whole), None)
     if newest is None:
         return None

@@ -203,7 +203,7 @@ class Oracle:
         if set(parts) != set(range(effect.part_count)):
             missing = sorted(set(range(effect.part_count)) - set(parts))
             self.fail("I1", f"{host.name} commits {effect.id} without the parts of {missing}")
-        if host.agent is not None and host.agent.attempt > effect.id.attempt:
+        if host.agent is not None and host.attempt > effect.id.attempt:
             known = host.agent.roles.leader
             if known is None or not known.table.on_timeline(effect.id):
                 self.fail("I2", f"{host.name} knows a newer attempt and commits {effect.id}")
@@ -238,7 +238,7 @@ class Oracle:
         missing = set(range(effect.part_count)) - remote.storage.parts.get(checkpoint, {}).keys()
         if missing:
             self.fail("I12", f"{host.name} commits a copy of {checkpoint} without {missing}")
-        if host.agent is not None and host.agent.attempt > checkpoint.attempt:
+        if host.agent is not None and host.attempt > checkpoint.attempt:
             leader = host.agent.roles.leader
             if leader is None or not leader.table.on_timeline(checkpoint):
                 self.fail("I2", f"{host.name} knows a newer attempt and copies {checkpoint}")

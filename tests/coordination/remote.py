@@ -62,11 +62,12 @@ class Remote:
         if life != host.life:
             return
         self.world.at(CHOOSE_SECS, self._choose, host, life)
-        agent, storage = host.agent, self.world.storage
-        if agent is None or agent.copies is None or host.is_paused or host.is_halted:
+        storage = self.world.storage
+        copies = host.view.lead.copies if host.agent is not None else None
+        if copies is None or host.is_paused or host.is_halted:
             return
         newest = max(filter(storage.on_timeline, storage.manifests), default=None)
-        if newest is None or newest in self.storage.manifests or newest in agent.copies.ids:
+        if newest is None or newest in self.storage.manifests or newest in copies.ids:
             return
         target = fa.MirrorTarget(newest, storage.manifests[newest])
         host.submit(fa.MirrorWanted(target))
@@ -75,8 +76,9 @@ class Remote:
         if life != host.life:
             return
         self.world.at(WATCH_SECS, self._watch, host, life)
-        agent, newest = host.agent, self.storage.newest
-        if agent is None or agent.copies is None or self.is_silent or newest <= agent.attempt:
+        newest = self.storage.newest
+        is_leading = host.agent is not None and host.view.is_leading
+        if not is_leading or self.is_silent or newest <= host.attempt:
             return
         # One that is recorded here only may be this host's own, which begins in the next moment.
         if self.seen.get(host.name) == newest:

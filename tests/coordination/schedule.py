@@ -424,8 +424,8 @@ class Schedule:
     def _is_mirroring(self) -> bool:
         job = self.world.job
         assert job is not None
-        agents = [trainer.host.agent for trainer in job.trainers]
-        return any(agent is not None and agent.is_mirroring for agent in agents)
+        hosts = [trainer.host for trainer in job.trainers]
+        return any(host.agent is not None and host.view.is_mirroring for host in hosts)
 
     def _is_running(self) -> bool:
         job = self.world.job
@@ -443,8 +443,8 @@ class Schedule:
         attempt = job.trainers[0].attempt
         if any(c.attempt == attempt and oracle.is_copied_now(c) for c in oracle.truths):
             return True
-        agent = self.world.hosts[job.leader].agent
-        if agent is not None and not agent.is_target_under_way(TargetKind.RAM):
+        host = self.world.hosts[job.leader]
+        if host.agent is not None and TargetKind.RAM not in host.view.lead.targets:
             self.world.wish(job.leader, TargetKind.RAM)
         return False
 
@@ -456,7 +456,7 @@ class Schedule:
         assert world.job is not None
         for name in {t.host.name for t in world.job.trainers}:
             agent = world.hosts[name].agent
-            if agent is None or not agent.is_settled:
+            if agent is None or not agent.roles.follower.is_settled:
                 return f"{name} is not settled"
             if agent.roles.follower.inventory.under_way:
                 return f"{name} has deeds under way"

@@ -102,10 +102,10 @@ def test_copies_that_cannot_be_made_hold_no_checkpoint_up_for_long() -> None:
     for count in (1, 2):
         world.wish(job.leader, TargetKind.RAM)
         until(world, lambda count=count: reached(world, CheckpointStatus.COMPLETE, count))
-        leading = world.hosts[job.leader].agent
-        assert leading.is_sealing
+        leading = world.hosts[job.leader]
+        assert leading.view.lead.is_sealing
         world.run(world.now + Settings().lost_secs + 1)
-        assert not leading.is_sealing
+        assert not leading.view.lead.is_sealing
     assert not reached(world, CheckpointStatus.PROTECTED)
     world.pull_failures = 0.0
     until(world, lambda: reached(world, CheckpointStatus.PROTECTED))
@@ -196,9 +196,7 @@ def test_what_waits_for_storage_on_an_abandoned_branch_is_given_up_and_holds_not
     assert world.oracle.truths[left].notified - {CheckpointStatus.PROTECTED} == {
         CheckpointStatus.DROPPED
     }
-    agent = world.hosts[job.leader].agent
-    assert agent is not None
-    assert agent.pending_ids() == []
+    assert world.hosts[job.leader].view.pending_ids() == []
 
 
 @pytest.mark.parametrize("window", [1, 25])
@@ -386,8 +384,7 @@ def test_what_the_ram_policy_keeps_is_kept_while_hosts_are_silent_and_agents_sta
         host.kept_steps.add(kept.step)
 
     def ask_policy() -> None:
-        assert leader.agent is not None
-        ids = leader.agent.once_complete_ids()
+        ids = (c.id for c in leader.view.lead.checkpoints if c.was_complete)
         leader.submit(fa.Preserved(frozenset(c for c in ids if c == kept)))
 
     ask_policy()
@@ -458,13 +455,11 @@ def test_the_leader_knows_what_a_save_costs_the_dearest_host() -> None:
     for name, cost_secs in costs.items():
         host = world.hosts[name]
         host.save_cost_secs = cost_secs
-    agent = world.hosts[job.leader].agent
-    assert agent is not None
-    until(world, lambda: agent.save_cost_secs(fa.Published()) == 7.0)
-    assert agent.save_cost_secs(fa.Published(save_cost_secs=9.0)) == 9.0
+    host = world.hosts[job.leader]
+    until(world, lambda: host.view.lead.save_cost_secs == 7.0)
     # A lost host does not answer.
     world.hosts["h0001"].crash()
-    until(world, lambda: agent.save_cost_secs(fa.Published()) != 7.0)
+    until(world, lambda: host.view.lead.save_cost_secs != 7.0)
 
 
 def test_two_worlds_of_one_seed_are_the_same() -> None:
@@ -526,8 +521,7 @@ def test_each_host_knows_within_five_seconds_which_host_sends_nothing(lost: str)
     running(world)
 
     def quiet() -> set[tuple[str, ...]]:
-        nodes = [host.agent for host in world.hosts.values() if host.agent is not None]
-        return {node.quiet_hosts(world.now) for node in nodes}
+        return {host.view.quiet_hosts for host in world.hosts.values() if host.agent is not None}
 
     until(world, lambda: reached(world, CheckpointStatus.PROTECTED))
     for _ in range(60):

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.errors import InvalidArgumentError
+from holdfast.host.control_block import INCARNATION
 from holdfast.host.peer_network import PeerNetwork
 from holdfast.peers.address import PeerAddress, parse_address
 from holdfast.peers.store import PeerStore
@@ -73,7 +74,7 @@ def test_a_later_agent_counts_as_later_also_where_the_clock_was_set_back(tmp_pat
         for secs in (0.0, -9_000.0, 100.0):
             clock.secs += secs
             host.start_agent()
-            numbers.append(host.agent.driver.node.identity.incarnation)
+            numbers.append(host.agent.trainers.control.cells[INCARNATION])
             host.crash_agent()
     assert numbers == sorted(set(numbers))
 

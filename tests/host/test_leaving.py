@@ -122,7 +122,7 @@ def test_an_agent_whose_run_another_host_has_taken_over_leaves_and_frees_its_ram
     host.settle()
     assert host.agent.trainers.group is None
     assert host.service is not None
-    assert not host.agent.driver.node.is_settled
+    assert not host.agent.driver.view.is_settled
     host.clock.sleep(CLOSED_SECS)
     assert leaves_in_secs(host) == 0.0
     assert host.agent.is_all_durable

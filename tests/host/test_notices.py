@@ -105,7 +105,7 @@ def kinds_of(
     """The kinds of the notices that these are posted as."""
     before = host.agent.trainers.notices.count
     for step, status, reason in ends:
-        checkpoint = CheckpointId(step, retention._driver.node.attempt)
+        checkpoint = CheckpointId(step, retention._driver.attempt)
         retention.on_outcome(effects.ReportOutcome(checkpoint, status, reason, is_due))
     count = host.agent.trainers.notices.count - before
     return (

@@ -61,9 +61,8 @@ def worker_of(agent: Agent, peers: PeerDirectory, told: list[int]) -> StorageWor
 
 
 def retention_of(agent: Agent, worker: StorageWorker, *, is_leading: bool) -> Retention:
-    driver: Any = SimpleNamespace(
-        node=SimpleNamespace(attempt=attempt_id(1), is_leading=is_leading, pending_ids=list)
-    )
+    view = SimpleNamespace(is_leading=is_leading, pending_ids=list)
+    driver: Any = SimpleNamespace(attempt=attempt_id(1), view=view)
     return Retention(agent.run, agent.ram, agent.trainers, driver, worker)
 
 

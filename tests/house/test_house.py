@@ -236,7 +236,7 @@ def the_agent_asks_the_node(source: Source) -> Iterator[str]:
     for node in ast.walk(source.tree):
         if not isinstance(node, ast.Attribute) or node.attr in NODE_API:
             continue
-        if _dotted(node.value).split(".")[-1] == "node":
+        if _dotted(node.value).split(".")[-1] in ("node", "_node"):
             yield f"{source.path}:{node.lineno} `{_dotted(node)}` is no public method of Node"
 
 
@@ -398,7 +398,7 @@ BREACHES = {
     "a state machine of the node": (
         the_agent_asks_the_node,
         "src/holdfast/host/a.py",
-        "x = self._coordinator.node.roles.follower.inventory",
+        "x = self._node.roles.follower.inventory",
     ),
     "a private part of the node": (
         the_agent_asks_the_node,
@@ -429,7 +429,7 @@ FINE = {
     "a query of the node": (
         the_agent_asks_the_node,
         "src/holdfast/host/a.py",
-        "x = self._coordinator.node.held(), node.is_settled",
+        "x = self._node.handle(item, 0.0, published), self._node.view(0.0)",
     ),
     "the node's parts in a test": (the_agent_asks_the_node, "tests/a.py", "agent.node.roles"),
     "relative path": (no_path_of_a_machine, "docs/a.md", f"runs/{'work'}/a and ../{'work'}/a"),

@@ -167,7 +167,7 @@ def test_the_next_save_is_wanted_about_a_step_before_the_last_one_is_durable(
         clock.sleep(10)
         step_to(1)
         host.save(trainer, 1)
-        assert host.agent.driver.node.is_saving
+        assert host.agent.driver.view.lead.is_saving
         host.agent.metering.save_times.durable_at_secs = None
         assert step_to(1) == control_block.NEVER
         host.agent.metering.save_times.durable_at_secs = clock.monotonic() + 25

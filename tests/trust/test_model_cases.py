@@ -227,7 +227,7 @@ def test_what_is_due_on_an_abandoned_branch_takes_no_room_from_later_saves(host:
     for step in (20, 30, 40):
         host.save(trainer, step)
     host.branch(trainer, first)
-    assert host.agent.driver.node.pending_count(checkpoint_id(11, 2)) == 0
+    assert host.agent.driver.view.waiting_count(checkpoint_id(11, 2)) == 0
 
 
 def test_parts_that_an_abandoned_branch_made_durable_are_cleared_by_the_next_commit(

@@ -133,14 +133,9 @@ class HostInventory:
         """The number of effects whose outcome is still to come."""
         return len(self._pulling) + len(self._unwanted) + (self._writing is not None)
 
-    def pending_count(self, but: CheckpointId) -> int:
-        """Return how many checkpoints here, except `but`, wait for storage or for other hosts.
-
-        Those that are due in the durable tier wait until they are there. Others, of the attempt of
-        `but`, wait until they are protected.
-        """
-        waiting = (h for h in self._held.values() if h.is_waiting and h.id != but)
-        return sum(h.is_due or h.id.attempt == but.attempt for h in waiting)
+    def is_awaited(self, checkpoint: CheckpointId) -> bool:
+        """Return whether the ranks here wait for the end of a checkpoint that is held."""
+        return self._held[checkpoint].is_waiting
 
     @property
     def is_writing(self) -> bool:
@@ -166,10 +161,6 @@ class HostInventory:
         return (
             (holding.status, holding.reason) if holding is not None else (CheckpointStatus.OPEN, "")
         )
-
-    def complete_ids(self) -> set[CheckpointId]:
-        """Return the checkpoints here that are or were complete, as the leader reported last."""
-        return {h.id for h in self._held.values() if h.status in COMPLETE_STATUSES}
 
     def parts(self, checkpoint: CheckpointId) -> set[int]:
         """Return the ranks whose part is in RAM here."""

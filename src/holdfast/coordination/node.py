@@ -1,29 +1,28 @@
 """One host's node: the state machine that coordinates the host with the run's other hosts.
 
 The node does no I/O and never waits. `handle` takes one input at a time, with the time and the
-published steps, and returns the effects to carry out. `next_at_secs` returns when it needs a `Tick`
-if no other input comes before. A run on one host uses the same node; its messages stay inside.
+published steps. The `Ready` that it returns is the only way out: the effects to carry out, when to
+come back, and what to keep. `view` shows what the node knows, and changes nothing. A run on one
+host uses the same node; its messages stay inside.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from holdfast.coordination import inputs
 from holdfast.coordination.bootstrap import Bootstrap, send_refused
-from holdfast.coordination.checkpoint_entry import CheckpointEntry
 from holdfast.coordination.effects import Effect, GroupRefused
 from holdfast.coordination.inputs import Input, Published
 from holdfast.coordination.leader import Leader
 from holdfast.coordination.leadership import Leadership
 from holdfast.coordination.lease import LeaseRenewal
 from holdfast.coordination.message_dispatch import receive
-from holdfast.coordination.messages import CheckpointStatus, Held, TargetKind
+from holdfast.coordination.node_view import NodeView, view_of
 from holdfast.coordination.roles import HostRoles
 from holdfast.coordination.survivability import Lead, survey
 from holdfast.coordination.turn import AgentIdentity, Turn
-from holdfast.format.names import NO_ATTEMPT, AttemptId, CheckpointId
+from holdfast.format.names import NO_ATTEMPT, AttemptId
 
 INNER_MAX = 200
 """The most rounds of messages that the roles of one host exchange in one turn."""
@@ -33,48 +32,50 @@ REFUSED_MAX = 8
 
 
 @dataclass(frozen=True, slots=True)
-class HeldOutcome:
-    """A checkpoint that this host holds, and its outcome as far as it is known here.
+class NodeRecord:
+    """What the next agent of the host has to know of the node, and cannot find out otherwise.
 
     Attributes:
-        held: the parts that this host has.
-        status: how far the checkpoint has come, as the leader reported last.
-        failure: why it could not be made durable; empty where it could, or may yet.
-        is_committed: its manifest is written.
+        attempt: the newest attempt known here; `NO_ATTEMPT` where none is.
+        ended_attempt: the newest attempt of which a rank has ended on this host, or `NO_ATTEMPT`.
+        leadership: what a successor has to know to lead the newest attempt; None if it is unknown.
+        successors: the hosts that may lead the newest attempt, rank 0's first.
     """
 
-    held: Held
-    status: CheckpointStatus
-    failure: str
-    is_committed: bool
+    attempt: AttemptId = NO_ATTEMPT
+    ended_attempt: AttemptId = NO_ATTEMPT
+    leadership: Leadership | None = None
+    successors: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class CopyProgress:
-    """The copies to the remote tier, as their leader knows them.
+class Ready:
+    """What follows from one input.
 
     Attributes:
-        ids: the checkpoints that are under way or wait.
-        target: the one that is under way; None if there is none.
-        done_count: how many of its parts are there.
-        is_trying: one is under way whose last try has not failed.
+        effects: what to carry out, in this order.
+        next_at_secs: when a `Tick` is due if no other input comes before; on the clock of `handle`.
+        record: what to keep for the next agent of the host.
     """
 
-    ids: frozenset[CheckpointId]
-    target: inputs.MirrorTarget | None
-    done_count: int
-    is_trying: bool
+    effects: list[Effect]
+    next_at_secs: float
+    record: NodeRecord
 
 
 class Node:
-    """The node of one start of one host's agent. Owned by one thread."""
+    """The node of one start of one host's agent. Owned by one thread.
+
+    Attributes:
+        roles: its state machines, for checks of the protocol.
+    """
 
     def __init__(self, identity: AgentIdentity) -> None:
-        self.identity = identity
         self.roles = HostRoles(identity)
-        self.lease = LeaseRenewal(identity.incarnation)
+        self._identity = identity
+        self._lease = LeaseRenewal(identity.incarnation)
 
-    def handle(self, item: Input, now_secs: float, published: Published) -> list[Effect]:
+    def handle(self, item: Input, now_secs: float, published: Published) -> Ready:
         """Take one input.
 
         Args:
@@ -82,246 +83,49 @@ class Node:
             now_secs: seconds on a clock that never goes backwards.
             published: the steps of the ranks that live here, read just before.
 
-        Returns:
-            The effects to carry out, in this order.
-
         Raises:
             AssertionError: the roles of this host do not stop exchanging messages; a defect.
         """
-        turn = Turn(self.identity.host, now_secs, published)
+        turn = Turn(self._identity.host, now_secs, published)
         self._take(turn, item)
         # The roles of this host exchange messages within the turn until none has anything new. The
         # bound finds roles that answer each other without end.
         for _ in range(INNER_MAX):
             self._work(turn)
             if not turn.inner:
-                self.lease.work(turn, self._living_attempt())
-                return turn.effects
+                self._lease.work(turn, self._living_attempt())
+                return Ready(turn.effects, self._next_at_secs(now_secs), self._record())
             while turn.inner:
-                receive(self.roles, turn, self.identity.host, turn.inner.popleft())
+                receive(self.roles, turn, self._identity.host, turn.inner.popleft())
         raise AssertionError(
-            f"coordination on host {self.identity.host}: the roles still exchange messages after "
+            f"coordination on host {self._identity.host}: the roles still exchange messages after "
             f"{INNER_MAX} rounds; this is a defect"
         )
 
-    def next_at_secs(self, now_secs: float) -> float:
-        """Return when a `Tick` is due if no input comes before; on the clock of `handle`."""
-        times = [self.roles.follower.next_at_secs(now_secs), self.lease.next_at_secs()]
+    def view(self, now_secs: float) -> NodeView:
+        """Return what the node knows, as the last input left it."""
+        return view_of(self.roles, now_secs)
+
+    def survey(self, now_secs: float) -> Lead | None:
+        """Return what this host knows of all others as the leader; None: it does not lead."""
+        return survey(self.roles.leader, now_secs) if self.roles.leader is not None else None
+
+    def _next_at_secs(self, now_secs: float) -> float:
+        times = [self.roles.follower.next_at_secs(now_secs), self._lease.next_at_secs()]
         if self.roles.leader is not None:
             times.append(self.roles.leader.next_at_secs(now_secs))
         if self.roles.bootstrap is not None:
             times.append(self.roles.bootstrap.next_at_secs(now_secs))
         return min(times)
 
-    # Queries: read-only, for the agent. Those about other hosts are known to the leader alone, and
-    # give their empty answer where this host does not lead.
-
-    @property
-    def attempt(self) -> AttemptId:
-        """The newest attempt known here; `NO_ATTEMPT` where none is."""
-        return self.roles.follower.attempt
-
-    @property
-    def ended_attempt(self) -> AttemptId:
-        """The newest attempt of which a rank has ended on this host, or `NO_ATTEMPT`."""
-        return self.roles.follower.ended_attempt
-
-    @property
-    def leader_host(self) -> str | None:
-        """The host that this host follows; None where none is known."""
-        return self.roles.follower.election.leader
-
-    @property
-    def successors(self) -> tuple[str, ...]:
-        """The hosts that may lead the newest attempt, rank 0's first; empty where none is known."""
-        return self.roles.follower.election.successors
-
-    @property
-    def leadership(self) -> Leadership | None:
-        """What a successor has to know to lead the newest attempt; None if it is unknown."""
-        return self.roles.follower.leadership
-
-    @property
-    def is_leading(self) -> bool:
-        """Whether this host leads, as rank 0's host or as a successor."""
-        return self.roles.leader is not None
-
-    @property
-    def is_first_leader(self) -> bool:
-        """Whether this host leads the newest attempt as rank 0's host."""
-        return self.roles.leader is not None and self.roles.leader.leadership.is_first
-
-    @property
-    def is_settled(self) -> bool:
-        """Whether no checkpoint needs this host's RAM, as far as its leader knows."""
-        return self.roles.follower.is_settled
-
-    @property
-    def is_mirroring(self) -> bool:
-        """Whether this host has work for the remote tier: parts to write, or copies to lead."""
-        leader = self.roles.leader
-        is_leader_done = leader is None or leader.mirror.is_settled
-        return not (is_leader_done and self.roles.follower.mirror.is_settled)
-
-    @property
-    def copies(self) -> CopyProgress | None:
-        """The copies to the remote tier, where this host leads; None elsewhere."""
-        if self.roles.leader is None:
-            return None
-        mirror = self.roles.leader.mirror
-        return CopyProgress(mirror.ids, mirror.target, len(mirror.done), mirror.is_trying)
-
-    @property
-    def is_superseded(self) -> bool:
-        """Whether a newer attempt is known than the one that this host took part in or leads.
-
-        Of what is held here, the newer attempt needs nothing that it has not been sent: that
-        attempt's record names its origin. Without other hosts nothing here is ever needed again.
-        """
-        leadership = self.roles.follower.leadership
-        known = leadership.attempt if leadership is not None else NO_ATTEMPT
-        return self.roles.leader is None and self.attempt > known
-
-    @property
-    def is_closed(self) -> bool:
-        """Whether all ranks of the newest attempt, on all hosts, have detached: none was lost."""
-        return self.roles.follower.is_closed
-
-    def serves(self, attempt: AttemptId) -> bool:
-        """Return whether a host that knows no attempt above `attempt` may read parts here."""
-        return attempt >= self.roles.follower.attempt
-
-    def holds(self, checkpoint: CheckpointId) -> bool:
-        """Return whether this host has any part of `checkpoint` or work on it."""
-        return checkpoint in self.roles.follower.inventory
-
-    def held(self) -> tuple[Held, ...]:
-        """Return what this host holds, the oldest checkpoint first."""
-        return self.roles.follower.inventory.states()
-
-    def held_outcomes(self) -> tuple[HeldOutcome, ...]:
-        """Return what this host holds, with its outcome so far; the oldest checkpoint first."""
-        leader = self.roles.leader
-        found = []
-        for held in self.roles.follower.inventory.states():
-            status, reason = self.roles.follower.inventory.verdict(held.id)
-            entry = leader.table.entries.get(held.id) if leader is not None else None
-            failure = entry.failure if entry is not None else held.failure
-            if not failure and status is CheckpointStatus.FAILED:
-                failure = reason
-            is_committed = status is CheckpointStatus.COMMITTED
-            is_committed |= entry is not None and entry.is_committed
-            found.append(HeldOutcome(held, status, failure, is_committed))
-        return tuple(found)
-
-    def pending_count(self, other_than: CheckpointId) -> int:
-        """Return how many checkpoints held here, except one, wait for storage or other hosts."""
-        return self.roles.follower.inventory.pending_count(other_than)
-
-    @property
-    def is_writing(self) -> bool:
-        """Whether this host writes parts or a manifest to the durable tier."""
-        return self.roles.follower.inventory.is_writing or self._is_committing
-
-    @property
-    def is_writing_whole(self) -> bool:
-        """Whether it does so for a checkpoint that needs no part any more: an end is in sight."""
-        return self.roles.follower.inventory.is_writing_whole or self._is_committing
-
-    @property
-    def _is_committing(self) -> bool:
-        leader = self.roles.leader
-        return leader is not None and leader.durability.committing is not None
-
-    def replicas_offered_by(self, rank: int) -> frozenset[int] | None:
-        """Return the ranks whose parts `rank` copies here by itself; None where no group lives."""
-        group = self.roles.follower.group
-        return group.offers.get(rank, frozenset()) if group is not None else None
-
-    def is_target_confirmed(self, kind: TargetKind) -> bool:
-        """Return whether every host has accepted the target of `kind` that is set here."""
-        return self.roles.follower.cells.is_confirmed(kind)
-
-    def quiet_hosts(self, now_secs: float) -> tuple[str, ...]:
-        """Return hosts of the attempt that have sent nothing for `quiet_secs`; 16 at most."""
-        if self.roles.leader is not None:
-            return self.roles.leader.quiet
-        return self.roles.follower.quiet_hosts(now_secs)
-
-    def waits_for(self, now_secs: float) -> str:
-        """Return what trainers here whose attempt has not begun wait for; empty: there are none."""
-        waiting = next(iter(self.roles.follower.waiting.values()), None)
-        if waiting is None:
-            return ""
-        if self.roles.bootstrap is not None:
-            return self.roles.bootstrap.waits_for(now_secs)
-        return f"host {waiting.leader}, where rank 0 is, has not begun the attempt"
-
-    @property
-    def may_decide(self) -> bool:
-        """Whether to evaluate the policies here: rank 0's host leads, and all ranks live."""
-        return self.is_first_leader and self.roles.leader is not None and self.roles.leader.is_whole
-
-    @property
-    def wants_preserved(self) -> bool:
-        """Whether to evaluate the RAM tier's policy; no RAM is released before `Preserved`."""
-        return self.roles.leader is not None and self.roles.leader.wants_preserved
-
-    @property
-    def is_saving(self) -> bool:
-        """Whether a checkpoint is on its way into RAM, to its replicas or to the durable tier."""
-        return self.roles.leader is not None and self.roles.leader.is_saving
-
-    @property
-    def is_sealing(self) -> bool:
-        """Whether a checkpoint is on its way into RAM or to its replicas."""
-        return self.roles.leader is not None and self.roles.leader.is_sealing
-
-    def is_target_under_way(self, kind: TargetKind) -> bool:
-        """Return whether ranks are on their way to a target of `kind`."""
-        return self.roles.leader is not None and self.roles.leader.targets.is_under_way(kind)
-
-    @property
-    def has_copies(self) -> bool:
-        """Whether each part is required in several failure domains."""
-        return self.roles.leader is not None and self.roles.leader.table.required > 1
-
-    def complete_ids(self) -> set[CheckpointId]:
-        """Return the checkpoints whose parts are all held somewhere, as far as known here."""
-        found = {e.id for e in self._entries() if e.is_complete and not e.dropped}
-        return found | self.roles.follower.inventory.complete_ids()
-
-    def once_complete_ids(self) -> set[CheckpointId]:
-        """Return the checkpoints that were complete once; a silent host may still hold them."""
-        return {e.id for e in self._entries() if e.was_complete and not e.dropped}
-
-    def held_ids(self) -> set[CheckpointId]:
-        """Return the checkpoints of which any part is in the RAM of any host."""
-        return {e.id for e in self._entries() if any(e.holders.values())}
-
-    def pending_ids(self) -> list[CheckpointId]:
-        """Return the checkpoints on their way to the durable tier, the oldest first."""
-        return [e.id for e in self._entries() if e.is_pending]
-
-    def tier_of(self, checkpoint: CheckpointId) -> str:
-        """Return "ram" where every part is in some host's RAM, else "durable"."""
-        leader = self.roles.leader
-        entry = leader.table.entries.get(checkpoint) if leader is not None else None
-        is_in_ram = entry is not None and all(entry.holders.get(r) for r in range(entry.part_count))
-        return "ram" if is_in_ram else "durable"
-
-    def save_cost_secs(self, here: Published) -> float | None:
-        """Return the training time that a save costs the slowest known rank; None: unknown."""
-        found = self.roles.leader.save_cost_secs if self.roles.leader is not None else None
-        costs = [cost for cost in (found, here.save_cost_secs) if cost is not None]
-        return max(costs, default=None)
-
-    def survey(self, now_secs: float) -> Lead | None:
-        """Return what this host knows as the leader, for status queries; None: it does not lead."""
-        return survey(self.roles.leader, now_secs) if self.roles.leader is not None else None
-
-    def _entries(self) -> Iterable[CheckpointEntry]:
-        return self.roles.leader.table if self.roles.leader is not None else ()
+    def _record(self) -> NodeRecord:
+        follower = self.roles.follower
+        return NodeRecord(
+            follower.attempt,
+            follower.ended_attempt,
+            follower.leadership,
+            follower.election.successors,
+        )
 
     # Inputs.
 
@@ -333,9 +137,9 @@ class Node:
             case inputs.Found():
                 follower.adopt_state(turn, item)
                 if follower.leadership is not None and item.leader == turn.host:
-                    self.roles.lead(Leader(self.identity, follower.leadership, is_new=False))
+                    self.roles.lead(Leader(self._identity, follower.leadership, is_new=False))
                     # The previous agent may have left the lease.
-                    self.lease.held = item.attempt
+                    self._lease.held = item.attempt
             case inputs.RankJoined():
                 follower.joined(turn, item)
             case inputs.RankLeft() | inputs.RankLost():
@@ -404,9 +208,9 @@ class Node:
                     # The start that requested the record no longer exists. The record fences older
                     # attempts all the same, and its lease has to be released.
                     self.roles.fence(turn, attempt, f"attempt {attempt} has begun")
-                    self.lease.held = self.lease.held or attempt
+                    self._lease.held = self._lease.held or attempt
             case inputs.LeaseWritten():
-                self.lease.written()
+                self._lease.written()
             case inputs.LeaseRead() if bootstrap is not None:
                 bootstrap.lease_read(turn, item)
             case inputs.LeaseNotRead() if bootstrap is not None:
@@ -471,7 +275,7 @@ class Node:
         if self.roles.bootstrap is not None and not self._is_wanted(self.roles.bootstrap):
             self.roles.bootstrap = None
         if self.roles.bootstrap is None and starting is not None:
-            self.roles.bootstrap = Bootstrap(self.identity, starting, turn.now_secs)
+            self.roles.bootstrap = Bootstrap(self._identity, starting, turn.now_secs)
         if (
             self.roles.bootstrap is None
             and self.roles.leader is not None
@@ -480,7 +284,7 @@ class Node:
             branch = self.roles.leader.wanted_branch
             if branch is not None:
                 self.roles.bootstrap = Bootstrap(
-                    self.identity,
+                    self._identity,
                     follower.group,
                     turn.now_secs,
                     branch_from=branch.attempt,
@@ -497,7 +301,7 @@ class Node:
             self._lead(turn, bootstrap, bootstrap.leadership)
         elif bootstrap.refusal:
             self._refuse(turn, bootstrap)
-        elif turn.now_secs >= bootstrap.group.since_secs + self.identity.settings.joining_secs:
+        elif turn.now_secs >= bootstrap.group.since_secs + self._identity.settings.joining_secs:
             follower.start_waits_for = bootstrap.waits_for(turn.now_secs)
 
     def _living_attempt(self) -> AttemptId:
@@ -518,7 +322,7 @@ class Node:
 
     def _lead(self, turn: Turn, bootstrap: Bootstrap, leadership: Leadership) -> None:
         before, self.roles.bootstrap = self.roles.leader, None
-        leader = Leader(self.identity, leadership, is_new=True)
+        leader = Leader(self._identity, leadership, is_new=True)
         self.roles.lead(leader)
         for checkpoint in bootstrap.given_up:
             turn.act(checkpoint)
@@ -560,5 +364,5 @@ class Node:
         leadership = replace(
             leadership, successors=election.successors, term=election.term, is_first=False
         )
-        self.roles.lead(Leader(self.identity, leadership, is_new=False))
+        self.roles.lead(Leader(self._identity, leadership, is_new=False))
         self.roles.follower.changed()

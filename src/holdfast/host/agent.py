@@ -179,7 +179,7 @@ class Agent:
                 store=RamStore(self.ram.store.root, self.ram.pool.reserve, run.clock, run.files),
                 since=next_incarnation(self.trainers.control.cells, run.clock.now()),
                 submit=driver.submit,
-                attempt=lambda: driver.node.attempt,
+                attempt=lambda: driver.attempt,
                 status=own_status,
             )
         )
@@ -235,7 +235,7 @@ class Agent:
         self.driver.tick()
         self._scheduler.tick()
         if trainers.group is not None:
-            is_writing = bool(self.driver.node.pending_ids())
+            is_writing = bool(self.driver.view.pending_ids())
             phase = SavePhase.WRITING if is_writing else SavePhase.QUIET
             phase = SavePhase.SEALING if trainers.filling else phase
             trainers.meter.read_progress(trainers.present, phase)
@@ -260,10 +260,10 @@ class Agent:
 
     def _want_durable(self) -> None:
         """Mark the newest checkpoint here as due in the durable tier, against any policy."""
-        complete = self.driver.node.complete_ids()
-        newest = max(complete, key=lambda c: (c.attempt, c.step), default=None)
-        for held in self.driver.node.held():
-            for rank in ranks_in(held.own) if held.id == newest else ():
+        view = self.driver.view
+        newest = max(view.complete_ids(), key=lambda c: (c.attempt, c.step), default=None)
+        for held in (outcome.held for outcome in view.held if outcome.held.id == newest):
+            for rank in ranks_in(held.own):
                 self.driver.submit(
                     inputs.PartSealed(
                         rank=rank,
@@ -376,7 +376,7 @@ class Agent:
         # After that: the policies of the remote tier are the new attempt's.
         self.mirroring.forget_timeline()
         is_left = not self.retention.has_recovered
-        if has_started and is_left and self.driver.node.is_first_leader:
+        if has_started and is_left and self.driver.view.lead.is_first:
             self.retention.recover_earlier(effect.attempt)
 
     def _committed(self, manifest: Manifest, secs: float) -> None:
@@ -391,7 +391,7 @@ class Agent:
         """Whether this host's RAM is not needed any more."""
         if self.directory.is_lost:
             return not self.directory.kept
-        return self.driver.node.is_settled or self._is_superseded
+        return self.driver.view.is_settled or self._is_superseded
 
     def _unsaved(self) -> list[CheckpointId]:
         """Return the checkpoints in RAM to keep if the run's directory is gone, ascending.
@@ -406,7 +406,7 @@ class Agent:
         usable = sorted(
             (c for c, parts in listed.items() if parts.is_whole or has_peers), key=age_of
         )
-        outcomes = self.driver.node.held_outcomes()
+        outcomes = self.driver.view.held
         committed = [age_of(outcome.held.id) for outcome in outcomes if outcome.is_committed]
         newest_committed = max(committed, default=NO_AGE)
         unsaved = [checkpoint for checkpoint in usable if age_of(checkpoint) > newest_committed]
@@ -418,7 +418,7 @@ class Agent:
 
         With peers, the leader of the newer attempt decides what this host keeps.
         """
-        return self.run.config.peers is None and self.driver.node.is_superseded
+        return self.run.config.peers is None and self.driver.view.is_superseded
 
     def _check_place(self) -> None:
         """Exit once the folder is removed: trainers cannot find this agent, and start another."""
@@ -436,8 +436,8 @@ class Agent:
             return self.directory.leaves_in_secs()
         if self.trainers.group is not None and self._stopping_at_secs is None:
             return None
-        node = self.driver.node
-        if self.driver.is_busy or self.retention.is_busy or node.pending_ids():
+        view = self.driver.view
+        if self.driver.is_busy or self.retention.is_busy or view.pending_ids():
             # What is copied to the remote tier does not count: its service may not answer.
             return None
         if self.sessions.is_starting:
@@ -446,15 +446,15 @@ class Agent:
             # Data that only this host holds has to become durable first; another host may lead and
             # decide when.
             waited_secs = self.run.clock.monotonic() - self._stopping_at_secs
-            is_awaited = not node.is_leading and not node.is_settled
+            is_awaited = not view.is_leading and not view.is_settled
             return None if is_awaited and waited_secs < STOPPING_SECS else 0.0
         if self.expected.has_any() or (self._has_served and self.mirroring.holds_agent()):
             return None
         alone_secs = self.run.clock.monotonic() - self._alone_since_secs
-        if self._is_superseded or (node.is_closed and node.is_settled):
+        if self._is_superseded or (view.is_closed and view.is_settled):
             # Lingering holds RAM for the restart after a failure, and there was none.
             return max(0.0, min(self.trainers.job.linger_secs, CLOSED_SECS) - alone_secs)
-        if not node.is_leading and not node.is_settled and alone_secs < UNSETTLED_SECS:
+        if not view.is_leading and not view.is_settled and alone_secs < UNSETTLED_SECS:
             # Another host leads, and may need this host's checkpoints.
             return None
         # The trainer that started this agent needs time to attach.

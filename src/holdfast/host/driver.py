@@ -12,6 +12,7 @@ is driven in the same way. The driver's duties:
    if the node has been replaced.
 5. Write the record for the host's next agent, if it has changed.
 6. Wake the agent's loop, and submit a `Tick` when the node needs one.
+7. Show the node to the agent's other parts as a view: frozen, and made once after an input.
 
 A node is replaced when the run's layout changes. The next one has a higher incarnation, and `Found`
 is its first input.
@@ -20,15 +21,19 @@ is its first input.
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any
 
 from holdfast.coordination.effects import Effect
 from holdfast.coordination.inputs import Found, Input, Tick
-from holdfast.coordination.node import Node
+from holdfast.coordination.node import Node, NodeRecord, Ready
+from holdfast.coordination.node_view import NodeView
 from holdfast.coordination.settings import Settings
+from holdfast.coordination.survivability import Lead
 from holdfast.coordination.turn import AgentIdentity
+from holdfast.format.names import AttemptId
 from holdfast.host.agent_directory import GROUP
 from holdfast.host.agent_run import AgentRun
 from holdfast.host.attached_trainers import AttachedTrainers
@@ -69,12 +74,15 @@ class Driver:
         self._tasks: set[asyncio.Task[None]] = set()
         self._record: GroupRecord | None = None
         self._recorded_state: object = None
-        self._next_at_secs = 0.0
+        self._ready = Ready([], 0.0, NodeRecord())
+        self._view: NodeView | None = None
+        self._lock = threading.Lock()
+        """Excludes a view that another thread asks for while the node handles an input."""
         self.woken = asyncio.Event()
         """Set after each input: the agent's loop looks again at what is due."""
         self.domain = run.config.host
         self.settings = Settings()
-        self.node = self._new_node()
+        self._node = self._new_node()
 
     def submit(self, item: Input) -> None:
         """Submit an input to the node, and carry out the effects that follow."""
@@ -85,15 +93,34 @@ class Driver:
         try:
             while self._items:
                 now_secs, published = self._run.clock.monotonic(), self._trainers.published()
-                for effect in self.node.handle(self._items.popleft(), now_secs, published):
+                with self._lock:
+                    self._view = None
+                    self._ready = self._node.handle(self._items.popleft(), now_secs, published)
+                for effect in self._ready.effects:
                     operation = self._carry_out(effect)
                     if operation is not None:
                         self._start(operation)
         finally:
             self._is_submitting = False
-        self._next_at_secs = self.node.next_at_secs(self._run.clock.monotonic())
         self._update_record()
         self.woken.set()
+
+    @property
+    def view(self) -> NodeView:
+        """What the node knows after the last input; may be read from any thread."""
+        with self._lock:
+            if self._view is None:
+                self._view = self._node.view(self._run.clock.monotonic())
+            return self._view
+
+    @property
+    def attempt(self) -> AttemptId:
+        """The newest attempt known here; may be read from any thread."""
+        return self._ready.record.attempt
+
+    def survey(self) -> Lead | None:
+        """Return what this host knows of all others as the leader; None: it does not lead."""
+        return self._node.survey(self._run.clock.monotonic())
 
     def tick(self) -> None:
         """Submit a tick where the node waits for time to pass."""
@@ -102,7 +129,7 @@ class Driver:
 
     def next_in_secs(self) -> float:
         """Return in how many seconds the node needs a tick, if nothing happens before."""
-        return self._next_at_secs - self._run.clock.monotonic()
+        return self._ready.next_at_secs - self._run.clock.monotonic()
 
     def restart(self, found: Found, *, domain: str, settings: Settings) -> None:
         """Begin with a new node from `found`: when the agent starts or the run's layout changes.
@@ -119,7 +146,7 @@ class Driver:
         self._recorded_state = None
         self.domain, self.settings = domain, settings
         self._network.peers.silence_secs = settings.silence_secs
-        self.node = self._new_node()
+        self._node = self._new_node()
         self.submit(found)
 
     @property
@@ -150,24 +177,23 @@ class Driver:
         )
 
     def _start(self, operation: Operation) -> None:
-        task = asyncio.create_task(self._await(operation, self.node))
+        task = asyncio.create_task(self._await(operation, self._node))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     async def _await(self, operation: Operation, node: Node) -> None:
         outcome = await operation
-        if node is self.node:
+        if node is self._node:
             self.submit(outcome)
 
     def _update_record(self) -> None:
         """Write the state that the next agent cannot find out otherwise, if it has changed."""
-        node, group, peers = self.node, self._trainers.group, self._network.peers
-        successors, leadership = node.successors, node.leadership
-        peers.leaders = successors
+        group, peers = self._trainers.group, self._network.peers
+        known = self._ready.record
+        leadership, peers.leaders = known.leadership, known.successors
         members = tuple(group.members[r] for r in sorted(group.members)) if group else ()
         is_broken = group is not None and group.is_broken
-        ended = node.ended_attempt
-        recorded_state = (leadership, successors, members, is_broken, ended, peers.version)
+        recorded_state = (known, members, is_broken, peers.version)
         if recorded_state == self._recorded_state:
             return
         self._recorded_state = recorded_state
@@ -182,13 +208,13 @@ class Driver:
                 members=members,
                 is_broken=is_broken,
                 leader=leadership.successors[0] if leadership.successors else "",
-                successors=successors,
+                successors=known.successors,
                 origin=leadership.origin,
                 addresses={host: str(addresses[host]) for host in sorted(addresses)},
                 domain=self.domain,
                 copies=self.settings.copies,
                 heartbeat_secs=self.settings.heartbeat_secs,
-                ended_attempt=ended,
+                ended_attempt=known.ended_attempt,
             )
         if record != self._record:
             self._record = record

@@ -68,12 +68,12 @@ class MetricsSource:
             await asyncio.wait([self._asking])
 
     def _gauges(self) -> dict[str, float]:
-        node = self._driver.node
+        view = self._driver.view
         present = self._trainers.present
         gauges = {
             "holdfast_attempt": float(self._run.events.attempt),
             "holdfast_trainers": float(len(present)),
-            "holdfast_pending_checkpoints": float(len(node.pending_ids())),
+            "holdfast_pending_checkpoints": float(len(view.pending_ids())),
             "holdfast_ram_slots_bytes": float(self._ram.pool.size_bytes()),
             "holdfast_ram_free_bytes": float(
                 self._ram.pool.left_bytes() if self._trainers.job.has_ram else 0
@@ -82,12 +82,12 @@ class MetricsSource:
         highest = self._trainers.published().highest
         if highest >= 0:
             gauges["holdfast_step"] = float(highest)
-        return gauges | (self._of_job if node.is_leading else {})
+        return gauges | (self._of_job if view.is_leading else {})
 
     def _refresh(self) -> None:
         now_secs = self._run.clock.monotonic()
         is_due = now_secs - self._asked_secs >= OUTLOOK_SECS
-        if self._asking is None and is_due and self._driver.node.is_leading:
+        if self._asking is None and is_due and self._driver.view.is_leading:
             self._asked_secs = now_secs
             self._asking = asyncio.create_task(self._ask())
 

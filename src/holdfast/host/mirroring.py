@@ -136,7 +136,7 @@ class Mirroring:
         remote = self._run.remote
         if remote is None or not self._may_copy():
             return
-        present, durable = self._driver.node.attempt, self._run.durable
+        present, durable = self._driver.attempt, self._run.durable
 
         def look() -> int:
             newest = newest_number(remote.store)
@@ -150,7 +150,7 @@ class Mirroring:
         except HoldfastError as error:
             log.info("the attempts in the remote tier cannot be used: %s", error)
             return
-        if newest <= self._driver.node.attempt.number:
+        if newest <= self._driver.attempt.number:
             return
         if newest == self._newer_attempt:
             await self._submit_listing()
@@ -204,9 +204,9 @@ class Mirroring:
 
     def holds_agent(self) -> bool:
         """Return whether an agent without trainers has to stay; asks for the newest checkpoint."""
-        node = self._driver.node
+        view = self._driver.view
         if not self._may_copy():
-            return node.is_mirroring
+            return view.is_mirroring
         now_secs = self._run.clock.monotonic()
         if self._alone_since_secs is None:
             self._alone_since_secs = now_secs
@@ -216,7 +216,7 @@ class Mirroring:
             since_secs = max(self._failing_since_secs, self._alone_since_secs)
             if now_secs - since_secs > GIVE_UP_SECS:
                 return False
-        return not self._is_known or node.is_mirroring or self._is_behind()
+        return not self._is_known or view.is_mirroring or self._is_behind()
 
     async def remove_remote(self, checkpoint: CheckpointId) -> None:
         """Remove a checkpoint that was deleted in the durable tier from the remote tier.
@@ -257,7 +257,7 @@ class Mirroring:
 
     def upload_status(self) -> RemoteStatus | None:
         """Return the state of the remote tier; None without one."""
-        remote, uploaded, copies = self._run.remote, self._uploaded, self._driver.node.copies
+        remote, uploaded, copies = self._run.remote, self._uploaded, self._driver.view.lead.copies
         if remote is None:
             return None
         target = copies.target if copies is not None else None
@@ -293,7 +293,7 @@ class Mirroring:
 
     def _may_copy(self) -> bool:
         remote = self._run.remote
-        return remote is not None and remote.save is not None and self._driver.node.is_leading
+        return remote is not None and remote.save is not None and self._driver.view.is_leading
 
     def _is_behind(self) -> bool:
         newest, uploaded = self._newest, self._uploaded
@@ -303,7 +303,7 @@ class Mirroring:
         uploaded = self._uploaded
         if self._run.remote is None or self._run.remote.save is None:
             return False
-        copies = self._driver.node.copies
+        copies = self._driver.view.lead.copies
         context = SaveContext(
             now=self._run.clock.now(),
             is_saving_in_progress=copies is not None and copies.is_trying,
@@ -349,7 +349,7 @@ class Mirroring:
                 self._target = asked.checkpoint
 
     def _copied(self) -> frozenset[CheckpointId]:
-        copies = self._driver.node.copies
+        copies = self._driver.view.lead.copies
         return copies.ids if copies is not None else frozenset()
 
     def _hold(self) -> None:
@@ -463,11 +463,11 @@ class Mirroring:
     async def _submit_listing(self) -> None:
         """Submit a listing of both tiers: a newer attempt has begun in the remote tier alone."""
         listed = await self._storage_worker.list_durable(
-            effects.ListDurable(self._driver.node.attempt, since_step=0)
+            effects.ListDurable(self._driver.attempt, since_step=0)
         )
         if not isinstance(listed, inputs.DurableListed):
             return
-        if listed.newest_attempt > self._driver.node.attempt:
+        if listed.newest_attempt > self._driver.attempt:
             log.error("attempt %s has begun in the remote tier", listed.newest_attempt)
             self._driver.submit(listed)
 

@@ -135,7 +135,7 @@ class Retention:
 
         Checkpoints that any host of the attempt holds are not touched, and become durable as usual.
         """
-        held = self._driver.node.held_ids()
+        held = {c.id for c in self._driver.view.lead.checkpoints if c.is_held}
         self._begin(self._recover(held, attempt))
 
     async def _recover(self, held: Collection[CheckpointId], attempt: AttemptId | None) -> None:
@@ -221,11 +221,8 @@ class Retention:
         """Spare these checkpoints from preservation; apply it to those that were spared before."""
         is_released = bool(self._spared - checkpoints)
         self._spared = checkpoints
-        node = self._driver.node
-        if not is_released:
-            return
         newest = max(self._infos, key=age_of, default=None)
-        if newest is not None and node.is_leading:
+        if is_released and newest is not None and self._driver.view.is_leading:
             self._begin(self._apply_preservation(newest))
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
@@ -260,7 +257,7 @@ class Retention:
         elif effect.status is CheckpointStatus.DROPPED:
             if effect.reason == DELETED:
                 kind = "deleted"
-            elif effect.id.attempt != self._driver.node.attempt:
+            elif effect.id.attempt != self._driver.attempt:
                 kind = "left behind"
             else:
                 self._unsecured = max(effect.id.age, self._unsecured or NO_AGE)
@@ -296,7 +293,7 @@ class Retention:
             async with asyncio.timeout(secs):
                 await confirmed.wait()
         except TimeoutError as error:
-            successors = self._driver.node.successors
+            successors = self._driver.view.successors
             leader = successors[0] if successors else self._run.config.host
             raise WaitTimeoutError(
                 f"delete {checkpoint}: it is removed from the durable tier and from the memory of "
@@ -353,7 +350,7 @@ class Retention:
         self._trainers.notices.post(Notice(kind="preserved", id=newest))
 
     async def _apply_preservation(self, newest: CheckpointId) -> None:
-        pending = frozenset(self._driver.node.pending_ids())
+        pending = frozenset(self._driver.view.pending_ids())
         policies = self._trainers.job.durable
         try:
             tidied = await self._tidy(
@@ -515,18 +512,18 @@ class Retention:
         self, checkpoint: CheckpointId, listed: dict[CheckpointId, Listing] | None = None
     ) -> None:
         """Remove a checkpoint from both tiers; `listed` is the durable one's listing, if known."""
-        known, newest = self._driver.node.attempt, newest_number(self._run.durable)
-        if newest > known.number:
+        present, newest = self._driver.attempt, newest_number(self._run.durable)
+        if newest > present.number:
             raise FencedError(
                 f"delete {checkpoint}: attempt {newest} has taken the run over from attempt "
-                f"{known}, and may continue from it; stop this process"
+                f"{present}, and may continue from it; stop this process"
             )
         self._storage_worker.opening.forget_listing()
         with self._storage_worker.alone_with(checkpoint):
-            node, durable, ram = self._driver.node, self._run.durable, self._ram.store
-            if node.is_leading:
+            view, durable, ram = self._driver.view, self._run.durable, self._ram.store
+            if view.is_leading:
                 listed = self._list() if listed is None else listed
-                self._remove_durable(listed, [checkpoint], node.pending_ids())
+                self._remove_durable(listed, [checkpoint], view.pending_ids())
             else:
                 listing = list_folder(durable, checkpoint)
                 remove(durable, checkpoint, listing, set(image_keys_in(checkpoint, listing)))

@@ -119,19 +119,18 @@ class SaveScheduler:
 
     def tick(self) -> None:
         """Submit a wish for every checkpoint that is due now."""
-        node = self._driver.node
         if not self._trainers.present:
             return
-        if node.wants_preserved:
+        if self._driver.view.lead.wants_preserved:
             self._preserve()
         now_secs = self._run.clock.monotonic()
         self._pace.note_step(self._trainers.published().highest, now_secs)
         target = self._trainers.last_target((TargetKind.DURABLE, TargetKind.RAM))
         self._report_wait.note_tick(target, now_secs, is_set=self._trainers.has_target)
         has_notice = self._trainers.has_notice
-        if has_notice and not node.is_target_confirmed(TargetKind.PREEMPTION):
+        if has_notice and not self._driver.view.is_preemption_confirmed:
             self._driver.submit(inputs.Wish(TargetKind.PREEMPTION))
-        if node.may_decide:
+        if self._driver.view.lead.may_decide:
             self._decide(TargetKind.DURABLE, self._trainers.job.durable.save, has_notice)
             self._decide(TargetKind.RAM, self._trainers.job.ram.save, has_notice)
 
@@ -161,7 +160,7 @@ class SaveScheduler:
             # discard checkpoints that their policy keeps.
             return
         # Checkpoints on hosts that are silent now count as well: they may come back.
-        ids = sorted(self._driver.node.once_complete_ids())
+        ids = sorted(c.id for c in self._driver.view.lead.checkpoints if c.was_complete)
         self._times = {c: self._times.get(c, self._run.clock.now()) for c in ids}
         policy = self._trainers.job.ram.preserve
         if policy is None:
@@ -177,14 +176,15 @@ class SaveScheduler:
     def _decide(
         self, kind: TargetKind, policy: SaveDecisionPolicy | None, has_notice: bool
     ) -> None:
-        node = self._driver.node
-        if policy is None or node.is_target_under_way(kind):
+        view = self._driver.view
+        if policy is None or kind in view.lead.targets:
             return
-        cost_secs = node.save_cost_secs(self._trainers.published())
+        costs = view.lead.save_cost_secs, self._trainers.published().save_cost_secs
+        cost_secs = max((cost for cost in costs if cost is not None), default=None)
         context = SaveContext(
             now=self._run.clock.now(),
             is_saving_in_progress=self._is_saving(kind),
-            reached_preemption=has_notice and not node.is_target_confirmed(TargetKind.PREEMPTION),
+            reached_preemption=has_notice and not view.is_preemption_confirmed,
             save_cost_secs=cost_secs,
             advised_interval_secs=self._advised_secs(kind, policy, cost_secs),
         )
@@ -201,11 +201,11 @@ class SaveScheduler:
         if member is None:
             return None
         self._read_history()
-        tuner = self._tuners[kind]
+        tuner, times = self._tuners[kind], self._save_times
         per_sec = self._failures.per_sec(
             kind,
             has_own_ram=self._trainers.job.has_ram and self._trainers.job.ram.save is not None,
-            has_copies=self._driver.node.has_copies,
+            has_copies=self._driver.view.lead.has_copies,
         )
         is_ram = kind is TargetKind.RAM
         if cost_secs is not None:
@@ -216,8 +216,7 @@ class SaveScheduler:
             cost_secs=cost_secs,
             per_sec=per_sec,
             max_overhead=member.max_overhead,
-            least_secs=(self._save_times.sealing_secs if is_ram else self._save_times.durable_secs)
-            or 0.0,
+            least_secs=(times.sealing_secs if is_ram else times.durable_secs) or 0.0,
         )
         if has_changed and tuner.interval_secs is not None:
             chosen = IntervalChosen(
@@ -262,18 +261,16 @@ class SaveScheduler:
         no longer counts: the next one is sealed about then, and storage does not wait for the
         training.
         """
-        node = self._driver.node
-        if self._trainers.filling or node.is_sealing:
+        view = self._driver.view
+        if self._trainers.filling or view.lead.is_sealing:
             return True
         if self._report_wait.is_on(self._reported_step):
             # Ranks are past the target, and have not reported yet that they take a checkpoint.
             return True
-        if kind is not TargetKind.DURABLE or not node.is_saving:
+        if kind is not TargetKind.DURABLE or not view.lead.is_saving:
             return False
-        step_secs = self._pace.step_secs
-        if self._save_times.durable_at_secs is None or step_secs is None:
+        step_secs, durable_at_secs = self._pace.step_secs, self._save_times.durable_at_secs
+        if durable_at_secs is None or step_secs is None:
             return True
-        is_one = len(node.pending_ids()) == 1
-        return (
-            not is_one or self._save_times.durable_at_secs - self._run.clock.monotonic() > step_secs
-        )
+        is_one = len(view.pending_ids()) == 1
+        return not is_one or durable_at_secs - self._run.clock.monotonic() > step_secs

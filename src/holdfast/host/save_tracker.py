@@ -62,7 +62,7 @@ class SaveTracker:
         self._begun(request.rank, checkpoint, request.copies)
         if not self._trainers.job.has_ram:
             return protocol.Slot(name=None, reason="the run has no RAM tier")
-        pending = self._driver.node.pending_count(checkpoint)
+        pending = self._driver.view.waiting_count(checkpoint)
         # Each of them has images of all ranks here.
         images_size_bytes = request.size_bytes * self._rank_count
         slot = protocol.Slot(name=None, reason="the durable tier is behind", busy=True)
@@ -76,8 +76,8 @@ class SaveTracker:
         Pending checkpoints end as storage writes them. If other hosts are silent, this host has
         nothing to write, and the wait might last as long as the silence.
         """
-        now_secs, node = self._run.clock.monotonic(), self._driver.node
-        if not slot.busy or node.is_writing:
+        now_secs = self._run.clock.monotonic()
+        if not slot.busy or self._driver.view.is_writing:
             self._idle_since_secs.pop(rank, None)
         elif now_secs - self._idle_since_secs.setdefault(rank, now_secs) >= IDLE_SECS:
             reason = (
@@ -110,7 +110,7 @@ class SaveTracker:
     def copied(self, request: protocol.Copied) -> None:
         """Record the end of the copies of other ranks' parts that a trainer makes."""
         checkpoint = self._checked(request.id)
-        is_held = self._driver.node.holds(checkpoint)
+        is_held = self._driver.view.holds(checkpoint)
         for part in request.copies:
             is_made = part in request.made and is_held
             slot = self._ram.slots.assign_replica(checkpoint, part) if is_made else None
@@ -204,14 +204,18 @@ class SaveTracker:
         events, step, attempt = self._run.events, effect.id.step, effect.id.attempt.number
         match effect.status:
             case CheckpointStatus.COMPLETE:
-                tier = self._driver.node.tier_of(effect.id)
+                tier = "ram" if self._is_in_ram(effect.id) else "durable"
                 events.write(CheckpointSealed(step=step, attempt=attempt, tier=tier))
-            case CheckpointStatus.PROTECTED if self._driver.node.has_copies:
+            case CheckpointStatus.PROTECTED if self._driver.view.lead.has_copies:
                 events.write(CheckpointProtected(step=step, attempt=attempt))
             case CheckpointStatus.FAILED:
                 events.write(CheckpointFailed(step=step, attempt=attempt, reason=effect.reason))
             case CheckpointStatus.DROPPED:
                 events.write(CheckpointDropped(step=step, attempt=attempt, reason=effect.reason))
+
+    def _is_in_ram(self, checkpoint: CheckpointId) -> bool:
+        tracked = self._driver.view.lead.checkpoints
+        return any(c.id == checkpoint and c.is_in_ram for c in tracked)
 
     def _report_part(self, request: protocol.Sealed, checkpoint: CheckpointId) -> None:
         self._run.events.write(
@@ -231,11 +235,11 @@ class SaveTracker:
         self._trainers.filling[rank] = checkpoint
         self._trainers.meter.note_save()
         self._ram.slots.release(rank)
-        is_held = self._driver.node.holds
+        is_held = self._driver.view.holds
         for unneeded in self._ram.replicas.begin(rank, checkpoint, copies, is_held):
             self._ram.slots.release(unneeded)
-        offered = self._driver.node.replicas_offered_by(rank)
-        if offered is not None and offered != frozenset(copies):
+        offers = self._driver.view.offers
+        if offers is not None and offers.get(rank, frozenset()) != frozenset(copies):
             self._driver.submit(inputs.CopiesOffered(rank, frozenset(copies)))
         self._driver.submit(inputs.PartBegun(rank, checkpoint))
 

@@ -143,7 +143,7 @@ class Service:
     async def watch(self, request: protocol.Watch, pid: int) -> protocol.Notices:
         notices = await self._trainers.notices.after(request.cursor)
         # No notice of these will follow: a reported part is held, or its end was notified before.
-        holds = self._driver.node.holds
+        holds = self._driver.view.holds
         unknown = tuple(checkpoint for checkpoint in request.pending if not holds(checkpoint))
         return msgspec.structs.replace(notices, unknown=unknown)
 
@@ -176,7 +176,7 @@ class Service:
         if not is_trainer and not request.by_user:
             raise FencedError(
                 f"delete: process {pid} does not belong to the run's present attempt "
-                f"({self._driver.node.attempt}); stop it"
+                f"({self._driver.attempt}); stop it"
             )
         for checkpoint in request.ids:
             await self._agent.retention.delete_everywhere(checkpoint)
@@ -199,10 +199,9 @@ class Service:
 
     async def detach(self, request: protocol.Detach, pid: int) -> protocol.Detached:
         self._agent.sessions.detach(request)
-        node = self._driver.node
         for _ in range(LEFT_LOOKS_MAX):
             is_unknown = self._agent.leaves_in_secs() is None and self._trainers.group is None
-            if not is_unknown or node.pending_ids():
+            if not is_unknown or self._driver.view.pending_ids():
                 break
             # The end of the attempt is being recorded.
             await asyncio.sleep(LEFT_LOOK_SECS)
@@ -210,7 +209,7 @@ class Service:
             is_last=self._trainers.group is None,
             pid=os.getpid(),
             ram_bytes=self._agent.ram.pool.size_bytes(),
-            is_writing=bool(node.pending_ids()),
+            is_writing=bool(self._driver.view.pending_ids()),
             leaves_in_secs=self._agent.leaves_in_secs(),
             copies_to=self._agent.mirroring.awaited_place,
         )
@@ -240,7 +239,7 @@ class Service:
 
     async def status(self, request: protocol.Empty, pid: int) -> protocol.AgentStatus:
         run, trainers, ram = self._run, self._trainers, self._agent.ram
-        group, view = trainers.group, self._driver.node
+        group, view = trainers.group, self._driver.view
         address = self._agent.network.address
         return protocol.AgentStatus(
             run=run.path,
@@ -259,34 +258,31 @@ class Service:
             leaves_in_secs=self._agent.leaves_in_secs(),
             peer_address=str(address) if address is not None else None,
             pulled_bytes=ram.pulled_bytes,
-            waits_for=view.waits_for(run.clock.monotonic()),
+            waits_for=view.waits_for,
             metrics_url=self._metrics_server.url,
             remote=self._agent.mirroring.upload_status(),
         )
 
     def own_status(self) -> HostStatus:
         """Return this agent's report of itself and its host."""
-        trainers, pool, node = self._trainers, self._agent.ram.pool, self._driver.node
+        trainers, pool, view = self._trainers, self._agent.ram.pool, self._driver.view
         return HostStatus(
             host=self._run.config.host,
             domain=self._driver.domain,
             version=installed_version(),
             pid=os.getpid(),
-            attempt=node.attempt,
-            leader=node.leader_host,
+            attempt=view.attempt,
+            leader=view.leader_host,
             ranks=tuple(sorted(member.rank for member in trainers.present)),
             ram_bytes=pool.size_bytes(),
             ram_free_bytes=pool.left_bytes() if trainers.job.has_ram else 0,
-            held=node.held(),
-            lead=node.survey(self._run.clock.monotonic()),
+            held=tuple(outcome.held for outcome in view.held),
+            lead=self._driver.survey(),
         )
 
     async def quiet(self, request: protocol.Empty, pid: int) -> protocol.QuietHosts:
-        node = self._driver.node
-        return protocol.QuietHosts(
-            hosts=node.quiet_hosts(self._run.clock.monotonic()),
-            is_writing=node.is_writing_whole,
-        )
+        view = self._driver.view
+        return protocol.QuietHosts(hosts=view.quiet_hosts, is_writing=view.is_writing_whole)
 
     async def metrics(self, request: protocol.Empty, pid: int) -> AgentMetrics:
         return self._metrics.gather()
@@ -307,7 +303,7 @@ class Service:
 
     def _held(self) -> tuple[protocol.HeldStatus, ...]:
         statuses = []
-        for outcome in self._driver.node.held_outcomes():
+        for outcome in self._driver.view.held:
             held = outcome.held
             in_ram = {*ranks_in(held.own), *ranks_in(held.replicas)}
             statuses.append(
