@@ -16,9 +16,9 @@ from holdfast.format.sealed import seal
 from holdfast.host.agent_directory import GROUP
 from holdfast.host.config import LINGER_SECS
 from holdfast.host.directory_watch import UNREACHABLE_SECS, DirectoryWatch
+from holdfast.host.group_record import read_record
 from holdfast.host.protocol import Attach, TierPolicies
 from holdfast.host.ram_place import noted_place
-from holdfast.host.trainer_group import read_record
 from holdfast.policy.preservation_policy import LatestN
 from holdfast.store.run_directory import RunDirectory
 from tests.manifests import manifests

@@ -19,8 +19,8 @@ from holdfast.host.control_block import (
     step_time_cell,
     wait_cells,
 )
+from holdfast.host.group_record import TrainerProcess
 from holdfast.host.step_meter import SavePhase, StepMeter
-from holdfast.host.trainer_group import TrainerProcess
 from holdfast.observe.events.reader import read_events
 from holdfast.observe.events.schema import (
     WAIT_REASONS,

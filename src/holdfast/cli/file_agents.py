@@ -28,8 +28,8 @@ from holdfast.errors import (
 from holdfast.format.json_codec import decode
 from holdfast.host.agent_directory import roots
 from holdfast.host.client import AgentClient, AgentGoneError
+from holdfast.host.group_record import process_start
 from holdfast.host.launch import is_locked
-from holdfast.host.trainer_group import process_start
 from holdfast.interop.mindio.file_agent.client import FILES
 from holdfast.interop.mindio.file_agent.protocol import FileAgentStatus, FilesAsked, RamFileRecord
 from holdfast.interop.mindio.file_agent.ram_files import DATA, RECORDS, is_in_use

@@ -23,7 +23,7 @@ from holdfast.format.names import NO_AGE, Age, AttemptId, CheckpointId
 from holdfast.format.timeline import last_steps
 from holdfast.host import protocol
 from holdfast.host.client import AgentGoneError, AgentSilentError, answers
-from holdfast.host.trainer_group import process_start
+from holdfast.host.group_record import process_start
 from holdfast.store.location import open_durable
 from holdfast.trainer.opening.run_access import read_only
 

@@ -20,6 +20,7 @@ from holdfast.host.control_block import create_cells, next_incarnation
 from holdfast.host.directory_watch import DirectoryWatch
 from holdfast.host.driver import Driver, Operation
 from holdfast.host.expected_trainers import ExpectedTrainers
+from holdfast.host.group_record import read_record
 from holdfast.host.handover import found_again, group_of, record_by_storage
 from holdfast.host.metering import Metering
 from holdfast.host.mirror_worker import MirrorWorker
@@ -33,7 +34,6 @@ from holdfast.host.save_scheduler import SaveScheduler
 from holdfast.host.save_tracker import SaveTracker
 from holdfast.host.step_meter import SavePhase, StepMeter
 from holdfast.host.storage_worker import StorageWorker
-from holdfast.host.trainer_group import read_record
 from holdfast.host.trainer_sessions import TrainerSessions
 from holdfast.observe.events.schema import RamAdopted
 from holdfast.observe.run_status import HostStatus

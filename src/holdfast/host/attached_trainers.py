@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from holdfast.coordination.inputs import Published
 from holdfast.coordination.messages import SECS_MAX, TargetKind
-from holdfast.format.names import CheckpointId
+from holdfast.format.names import AttemptId, CheckpointId
 from holdfast.host.control_block import (
     ATTEMPT,
     CELL_OF,
@@ -24,9 +24,9 @@ from holdfast.host.control_block import (
     notice_cell,
     step_cell,
 )
+from holdfast.host.group_record import TrainerProcess
 from holdfast.host.notices import NoticeBoard
 from holdfast.host.step_meter import StepMeter
-from holdfast.host.trainer_group import TrainerGroup, TrainerProcess
 from holdfast.policy.preservation_policy import PreservationPolicy
 from holdfast.policy.save_decision_policy import SaveDecisionPolicy
 
@@ -58,6 +58,41 @@ class JobSettings:
     knows_policies: bool = False
     has_ram: bool = True
     linger_secs: float
+
+
+@dataclass(slots=True)
+class TrainerGroup:
+    """The trainers on this host that belong together.
+
+    Attributes:
+        group: the random token that rank 0 drew.
+        attempt: `NO_ATTEMPT` until it has begun.
+        leader: the host of rank 0.
+        left: the ranks that detached before they ended.
+        lost: the ranks that ended without detaching.
+        cursor: where the notices that concern the group begin.
+    """
+
+    group: str
+    attempt: AttemptId
+    count: int
+    leader: str
+    origin: CheckpointId | None = None
+    members: dict[int, TrainerProcess] = field(default_factory=dict)
+    left: set[int] = field(default_factory=set)
+    lost: set[int] = field(default_factory=set)
+    cursor: int = 0
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether a member ended without detaching: the group cannot continue."""
+        return bool(self.lost)
+
+    @property
+    def present(self) -> list[TrainerProcess]:
+        """The attached members, by ascending rank."""
+        ended = self.left | self.lost
+        return [self.members[rank] for rank in sorted(self.members) if rank not in ended]
 
 
 class AttachedTrainers:

@@ -27,11 +27,11 @@ from holdfast.format.names import CheckpointId
 from holdfast.host.agent_directory import GROUP
 from holdfast.host.agent_run import AgentRun
 from holdfast.host.attached_trainers import AttachedTrainers
+from holdfast.host.group_record import read_record, write_record
 from holdfast.host.protocol import Notice
 from holdfast.host.ram_place import RamPlace, kept_text, note_place, place_of
 from holdfast.host.ram_tier import RamTier
 from holdfast.host.storage_worker import StorageWorker
-from holdfast.host.trainer_group import read_record, write_record
 
 POLL_SECS = 1.0
 NOTICE_SECS = 1.0

@@ -38,8 +38,8 @@ from holdfast.host.agent_directory import GROUP
 from holdfast.host.agent_run import AgentRun
 from holdfast.host.attached_trainers import AttachedTrainers
 from holdfast.host.control_block import next_incarnation
+from holdfast.host.group_record import GroupRecord, write_record
 from holdfast.host.peer_network import PeerNetwork
-from holdfast.host.trainer_group import GroupRecord, write_record
 
 Operation = Coroutine[Any, Any, Input]
 """An effect that takes time; its result is the outcome."""

@@ -9,9 +9,10 @@ from holdfast.engine.lifecycle.attempts import newest_number, read_attempt
 from holdfast.errors import HoldfastError
 from holdfast.format.names import NO_ATTEMPT, CheckpointId
 from holdfast.host.agent_run import AgentRun
+from holdfast.host.attached_trainers import TrainerGroup
 from holdfast.host.control_block import CELL_OF, NEVER, PREEMPTION_CONFIRMED, ControlBlock
+from holdfast.host.group_record import GroupRecord
 from holdfast.host.storage_worker import StorageWorker
-from holdfast.host.trainer_group import GroupRecord, TrainerGroup
 
 
 def group_of(record: GroupRecord) -> TrainerGroup | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import psutil
 
-from holdfast.host.trainer_group import TrainerGroup
+from holdfast.host.attached_trainers import TrainerGroup
 
 STARTED_TOGETHER_SECS = 60.0
 FORGOTTEN_JOB = (

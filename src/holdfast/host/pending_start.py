@@ -15,10 +15,9 @@ from holdfast.coordination.settings import Settings
 from holdfast.errors import HoldfastError, InvalidArgumentError
 from holdfast.host import protocol
 from holdfast.host.agent_run import AgentRun
-from holdfast.host.attached_trainers import AttachedTrainers, Policies
+from holdfast.host.attached_trainers import AttachedTrainers, Policies, TrainerGroup
 from holdfast.host.peer_network import PeerNetwork
 from holdfast.host.ram_tier import RamTier
-from holdfast.host.trainer_group import TrainerGroup
 from holdfast.peers.address import PeerAddress, parsed_addresses
 from holdfast.policy import preservation_policy, save_decision_policy
 

@@ -32,7 +32,7 @@ from holdfast.host.control_block import (
     step_time_cell,
     wait_cells,
 )
-from holdfast.host.trainer_group import TrainerProcess
+from holdfast.host.group_record import TrainerProcess
 from holdfast.observe.events.schema import (
     WAIT_REASONS,
     FirstStep,

@@ -26,11 +26,11 @@ from holdfast.errors import (
 )
 from holdfast.format.names import NO_ATTEMPT, AttemptId, CheckpointId
 from holdfast.host import control_block, protocol
-from holdfast.host import trainer_group as groups
 from holdfast.host.agent_directory import RAM_VARIABLE
 from holdfast.host.agent_run import AgentRun
-from holdfast.host.attached_trainers import AttachedTrainers
+from holdfast.host.attached_trainers import AttachedTrainers, TrainerGroup
 from holdfast.host.driver import Driver
+from holdfast.host.group_record import GroupRecord, TrainerProcess, process_start
 from holdfast.host.handover import found_again
 from holdfast.host.lone_ranks import FORGOTTEN_JOB, is_like_one_job
 from holdfast.host.peer_network import PeerNetwork
@@ -45,7 +45,6 @@ from holdfast.host.protocol import Notice
 from holdfast.host.ram_tier import RamTier
 from holdfast.host.refusals import refusal_error
 from holdfast.host.storage_worker import StorageWorker
-from holdfast.host.trainer_group import GroupRecord, TrainerGroup, TrainerProcess
 from holdfast.observe.events.schema import (
     AttemptBranched,
     AttemptFenced,
@@ -481,7 +480,7 @@ class TrainerSessions:
                 f"attach: rank {rank} is process {known.pid} already; each process of a job needs "
                 "a rank of its own (was jax.distributed started in all of them?)"
             )
-        started = groups.process_start(pid)
+        started = process_start(pid)
         if started is None:
             raise FencedError(f"attach: process {pid} has ended")
         member = TrainerProcess(rank=rank, seat=self._free_seat(), pid=pid, started=started)

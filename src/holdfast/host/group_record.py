@@ -1,8 +1,7 @@
-"""Keep the trainers of one attempt: their processes, and which of them are alive.
+"""Define the record of a host's trainers, which an agent leaves to the next one in a file.
 
 A trainer is identified by its process: the kernel reports the pid of each connection, and notifies
-the agent when that process ends, however it ends. The group is also written to a file, so that the
-next agent knows the trainers of one that was killed.
+the agent when that process ends, however it ends.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
@@ -65,41 +63,6 @@ class GroupRecord(msgspec.Struct, frozen=True, kw_only=True):
     copies: Annotated[int, msgspec.Meta(ge=1)] = 2
     heartbeat_secs: Annotated[float, msgspec.Meta(gt=0, le=3600)] = 1.0
     ended_attempt: AttemptId = NO_ATTEMPT
-
-
-@dataclass(slots=True)
-class TrainerGroup:
-    """The trainers on this host that belong together.
-
-    Attributes:
-        group: the random token that rank 0 drew.
-        attempt: `NO_ATTEMPT` until it has begun.
-        leader: the host of rank 0.
-        left: the ranks that detached before they ended.
-        lost: the ranks that ended without detaching.
-        cursor: where the notices that concern the group begin.
-    """
-
-    group: str
-    attempt: AttemptId
-    count: int
-    leader: str
-    origin: CheckpointId | None = None
-    members: dict[int, TrainerProcess] = field(default_factory=dict)
-    left: set[int] = field(default_factory=set)
-    lost: set[int] = field(default_factory=set)
-    cursor: int = 0
-
-    @property
-    def is_broken(self) -> bool:
-        """Whether a member ended without detaching: the group cannot continue."""
-        return bool(self.lost)
-
-    @property
-    def present(self) -> list[TrainerProcess]:
-        """The attached members, by ascending rank."""
-        ended = self.left | self.lost
-        return [self.members[rank] for rank in sorted(self.members) if rank not in ended]
 
 
 def process_start(pid: int) -> float | None:
