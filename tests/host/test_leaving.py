@@ -13,8 +13,7 @@ from holdfast.coordination.messages import TargetKind
 from holdfast.engine.lifecycle.attempts import AttemptStart, begin_attempt
 from holdfast.engine.lifecycle.catalog import list_checkpoints
 from holdfast.host import protocol
-from holdfast.host.expected_trainers import EXPECTED_SECS
-from holdfast.host.service import CLOSED_SECS
+from holdfast.host.leaving import CLOSED_SECS, EXPECTED_SECS
 from tests.attempts import attempt_id
 from tests.coordination.cases import make, running, until
 from tests.engine.making import memory_folder
@@ -73,7 +72,7 @@ def test_an_agent_stays_no_longer_once_the_awaited_process_has_attached(
     host.clock.sleep(EXPECTED_SECS)
     assert leaves_in_secs(host) == 0.0
     host.call(host.service.expect(protocol.Empty(), os.getpid()))
-    host.agent.expected.remove_process(os.getpid())
+    host.agent.leaving.expected.remove_process(os.getpid())
     assert leaves_in_secs(host) == 0.0
 
 
@@ -132,10 +131,10 @@ def test_hosts_know_that_a_job_was_closed_only_once_every_rank_has_detached() ->
     world = make(3)
     job = running(world)
     world.wish(job.leader, TargetKind.DURABLE)
-    agents = [host.agent for host in world.hosts.values()]
+    hosts = list(world.hosts.values())
 
     def closed() -> list[bool]:
-        return [agent is not None and agent.is_closed for agent in agents]
+        return [host.agent is not None and host.view.is_closed for host in hosts]
 
     *first, last = job.trainers
     for trainer in first:
@@ -154,4 +153,5 @@ def test_hosts_of_a_job_that_lost_a_rank_do_not_count_it_as_closed() -> None:
     for trainer in others:
         trainer.leave()
     world.run(world.now + 30)
-    assert not any(host.agent is not None and host.agent.is_closed for host in world.hosts.values())
+    hosts = world.hosts.values()
+    assert not any(host.agent is not None and host.view.is_closed for host in hosts)

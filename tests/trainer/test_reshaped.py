@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.host.service import CLOSED_SECS
+from holdfast.host.leaving import CLOSED_SECS
 from tests.hosts import Host, wait_until
 from tests.trainer.job import check_went_on, has_copies, lose, run_job, some_hosts, sources
 

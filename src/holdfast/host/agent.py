@@ -19,9 +19,9 @@ from holdfast.host.attached_trainers import AttachedTrainers, JobSettings
 from holdfast.host.control_block import create_cells, next_incarnation
 from holdfast.host.directory_watch import DirectoryWatch
 from holdfast.host.driver import Driver, Operation
-from holdfast.host.expected_trainers import ExpectedTrainers
 from holdfast.host.group_record import read_record
 from holdfast.host.handover import found_again, group_of, record_by_storage
+from holdfast.host.leaving import Leaving
 from holdfast.host.metering import Metering
 from holdfast.host.mirror_worker import MirrorWorker
 from holdfast.host.mirroring import Mirroring
@@ -41,21 +41,12 @@ from holdfast.peers.address import parsed_addresses
 from holdfast.store.ram import RamStore
 
 IDLE_TICK_SECS = 0.5
-FIRST_TRAINER_SECS = 30.0
 PLACE_SECS = 1.0
-UNSETTLED_SECS = 3600.0
-REFUSED_SECS = 1.0
-"""How long an agent without data stays after it has refused its first start."""
-CLOSED_SECS = 5.0
-"""How long an agent stays once nobody needs it: for the next manager of the same process, and for
-hosts that have not received the leader's last orders."""
 SURPLUS_SECS = 5.0
 """How often slots that were free the whole time are freed where the next saves need none of them.
 
 Freed slots have to be allocated anew, so none is freed between two saves of a busy run.
 """
-STOPPING_SECS = 20.0
-"""How long an agent that has to exit waits for a leader on another host, which may be gone."""
 
 Report = (
     effects.AttemptJoined
@@ -127,14 +118,9 @@ class Agent:
         self.sessions = TrainerSessions(run, ram, trainers, self.network, driver, worker)
         self.save_tracker = SaveTracker(run, ram, trainers, driver, worker)
         self.directory = DirectoryWatch(run, ram, trainers, worker, self._unsaved, driver.woken.set)
-        self.expected = ExpectedTrainers(run.clock)
-        self.refused_at_secs: float | None = None
-        """When a start was refused last."""
-        self.has_ended = False
-        """Whether the agent exits now: no trainer is admitted any more."""
-        self._stopping_at_secs: float | None = None
-        self._alone_since_secs = run.clock.monotonic()
-        self._has_served = False
+        self.leaving = Leaving(
+            run, ram, trainers, driver, self._is_needed, self.mirroring.holds_agent
+        )
         self._next_check_secs = 0.0
 
     async def adopt(self) -> None:
@@ -213,7 +199,7 @@ class Agent:
             self.tick()
             # Only a decision on the present state may end the loop.
             if self.leaves_in_secs() == 0.0:
-                self.has_ended = True
+                self.leaving.has_ended = True
                 self.driver.submit(inputs.LeaveWanted())
                 return
             # The inputs of this tick are handled; only later ones are a reason to wake.
@@ -229,8 +215,7 @@ class Agent:
         """Do what is due now."""
         trainers = self.trainers
         if trainers.group is not None:
-            self._has_served = True
-            self._alone_since_secs = self.run.clock.monotonic()
+            self.leaving.note_trainers()
         self._check_place()
         self.driver.tick()
         self._scheduler.tick()
@@ -242,7 +227,7 @@ class Agent:
 
     def close(self) -> None:
         """End all threads, after their present work, and close all files."""
-        self.expected.close()
+        self.leaving.close()
         self.sessions.close()
         self.storage_worker.close()
         self.directory.free_rest()
@@ -254,7 +239,7 @@ class Agent:
     def leave_soon(self) -> None:
         """Make held checkpoints durable, then exit, even if trainers are attached."""
         log.info("exit requested")
-        self._stopping_at_secs = self.run.clock.monotonic()
+        self.leaving.stop()
         self._want_durable()
         self.driver.woken.set()
 
@@ -391,7 +376,7 @@ class Agent:
         """Whether this host's RAM is not needed any more."""
         if self.directory.is_lost:
             return not self.directory.kept
-        return self.driver.view.is_settled or self._is_superseded
+        return self.driver.view.is_settled or self.leaving.is_superseded
 
     def _unsaved(self) -> list[CheckpointId]:
         """Return the checkpoints in RAM to keep if the run's directory is gone, ascending.
@@ -399,7 +384,7 @@ class Agent:
         Those are the ones that are newer than the newest committed one, and with trainers attached
         the newest one in any case. Other hosts may have the missing parts of one.
         """
-        if self._is_superseded:
+        if self.leaving.is_superseded:
             return []
         has_peers = self.run.config.peers is not None
         listed = self.ram.checkpoints()
@@ -412,18 +397,10 @@ class Agent:
         unsaved = [checkpoint for checkpoint in usable if age_of(checkpoint) > newest_committed]
         return unsaved or (usable[-1:] if self.trainers.group is not None else [])
 
-    @property
-    def _is_superseded(self) -> bool:
-        """Whether another host's attempt has replaced the one here, and no other host reads here.
-
-        With peers, the leader of the newer attempt decides what this host keeps.
-        """
-        return self.run.config.peers is None and self.driver.view.is_superseded
-
     def _check_place(self) -> None:
         """Exit once the folder is removed: trainers cannot find this agent, and start another."""
         now_secs = self.run.clock.monotonic()
-        if self._stopping_at_secs is not None or now_secs < self._next_check_secs:
+        if self.leaving.is_stopping or now_secs < self._next_check_secs:
             return
         self._next_check_secs = now_secs + PLACE_SECS
         if not self._has_place():
@@ -434,35 +411,9 @@ class Agent:
         """Return in how many seconds the agent exits if nothing happens; None: it stays."""
         if self.directory.is_lost:
             return self.directory.leaves_in_secs()
-        if self.trainers.group is not None and self._stopping_at_secs is None:
-            return None
-        view = self.driver.view
-        if self.driver.is_busy or self.retention.is_busy or view.pending_ids():
-            # What is copied to the remote tier does not count: its service may not answer.
-            return None
-        if self.sessions.is_starting:
-            return None
-        if self._stopping_at_secs is not None:
-            # Data that only this host holds has to become durable first; another host may lead and
-            # decide when.
-            waited_secs = self.run.clock.monotonic() - self._stopping_at_secs
-            is_awaited = not view.is_leading and not view.is_settled
-            return None if is_awaited and waited_secs < STOPPING_SECS else 0.0
-        if self.expected.has_any() or (self._has_served and self.mirroring.holds_agent()):
-            return None
-        alone_secs = self.run.clock.monotonic() - self._alone_since_secs
-        if self._is_superseded or (view.is_closed and view.is_settled):
-            # Lingering holds RAM for the restart after a failure, and there was none.
-            return max(0.0, min(self.trainers.job.linger_secs, CLOSED_SECS) - alone_secs)
-        if not view.is_leading and not view.is_settled and alone_secs < UNSETTLED_SECS:
-            # Another host leads, and may need this host's checkpoints.
-            return None
-        # The trainer that started this agent needs time to attach.
-        if self.refused_at_secs is not None and not self._has_served:
-            # It was started for a start that was refused. If it holds nothing, the next start is
-            # better off with an agent of its own, which has that one's environment.
-            refused_secs = self.run.clock.monotonic() - self.refused_at_secs
-            if not self.ram.checkpoints():
-                return max(0.0, REFUSED_SECS - refused_secs)
-        least_secs = 0.0 if self._has_served else FIRST_TRAINER_SECS
-        return max(0.0, max(self.trainers.job.linger_secs, least_secs) - alone_secs)
+        return self.leaving.leaves_in_secs()
+
+    def _is_needed(self) -> bool:
+        # What is copied to the remote tier does not count: its service may not answer.
+        is_busy = self.driver.is_busy or self.retention.is_busy or self.sessions.is_starting
+        return is_busy or bool(self.driver.view.pending_ids())

@@ -19,9 +19,10 @@ from holdfast.errors import (
     WaitTimeoutError,
 )
 from holdfast.host import protocol
-from holdfast.host.agent import CLOSED_SECS, Agent
+from holdfast.host.agent import Agent
 from holdfast.host.directory_watch import LEAVE_SECS
 from holdfast.host.initial_inventory import listing_message
+from holdfast.host.leaving import CLOSED_SECS
 from holdfast.host.metrics_server import MetricsServer
 from holdfast.host.metrics_source import MetricsSource
 from holdfast.observe.events.schema import SaveRequested
@@ -62,7 +63,7 @@ class Service:
     async def attach(self, request: protocol.Attach, pid: int) -> protocol.Attached:
         if request.directory:
             await self._check_directory(request)
-        if self._agent.has_ended:
+        if self._agent.leaving.has_ended:
             # Race: a trainer that is admitted now loses its agent at once. The server's end ends
             # this call; the caller then finds no agent, and starts the next one.
             await asyncio.sleep(LEAVE_SECS)
@@ -70,9 +71,9 @@ class Service:
         try:
             attached = await self._agent.sessions.attach(request, pid)
         except HoldfastError:
-            self._agent.refused_at_secs = self._run.clock.monotonic()
+            self._agent.leaving.note_refusal()
             raise
-        self._agent.expected.remove_process(pid)
+        self._agent.leaving.expected.remove_process(pid)
         self._driver.woken.set()
         if request.metrics is not None:
             problem = await self._metrics_server.open(request.metrics)
@@ -230,11 +231,13 @@ class Service:
         Returns:
             The status; `leaves_in_secs` is 0.0 if the agent does not stay.
         """
-        if not self._agent.has_ended:
-            self._agent.expected.add_process(pid)
+        if not self._agent.leaving.has_ended:
+            self._agent.leaving.expected.add_process(pid)
         status = await self.status(request, pid)
         return (
-            msgspec.structs.replace(status, leaves_in_secs=0.0) if self._agent.has_ended else status
+            msgspec.structs.replace(status, leaves_in_secs=0.0)
+            if self._agent.leaving.has_ended
+            else status
         )
 
     async def status(self, request: protocol.Empty, pid: int) -> protocol.AgentStatus:
