@@ -485,8 +485,8 @@ def sealed_at(run: Path, step: int) -> float:
 
 def end_agents(ram: Path) -> None:
     """Ends the agents that this process started: what they hold was measured, and is let go."""
-    from holdfast.host import protocol
-    from holdfast.host.client import AgentClient, AgentGoneError
+    from holdfast.host.wire import protocol
+    from holdfast.host.wire.client import AgentClient, AgentGoneError
 
     for folder in ram.glob("*"):
         client = AgentClient(folder, timeout_secs=10.0)

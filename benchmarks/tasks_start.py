@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from holdfast.host.agent_directory import roots
-from holdfast.host.client import status_of
+from holdfast.host.wire.agent_directory import roots
+from holdfast.host.wire.client import status_of
 
 RUNS = 15
 END_SECS = 30.0

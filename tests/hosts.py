@@ -18,9 +18,9 @@ from pathlib import Path
 import msgspec
 import psutil
 
-from holdfast.host import protocol
-from holdfast.host.agent_directory import LOCK, SOCKET
-from holdfast.host.client import AgentClient, AgentGoneError
+from holdfast.host.wire import protocol
+from holdfast.host.wire.agent_directory import LOCK, SOCKET
+from holdfast.host.wire.client import AgentClient, AgentGoneError
 from holdfast.observe.events.reader import read_events
 from holdfast.observe.events.schema import Event
 

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from holdfast.host.protocol import HeldStatus
+from holdfast.host.wire.protocol import HeldStatus
 from tests.hosts import Host, finished, wait_until
 
 TRAINER = Path(__file__).with_name("trainer.py")

@@ -12,7 +12,7 @@ from holdfast.clock import SystemClock
 from holdfast.engine.lifecycle.attempts import AttemptStart, begin_attempt
 from holdfast.errors import SaveFailedError
 from holdfast.format.names import AttemptId, CheckpointId
-from holdfast.host.protocol import AgentStatus, HeldStatus
+from holdfast.host.wire.protocol import AgentStatus, HeldStatus
 from tests.attempts import attempt_id
 from tests.trust.in_process import RUN_ID, in_process_host
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from holdfast.errors import InvalidArgumentError
-from holdfast.host.control_block import INCARNATION
-from holdfast.host.peer_network import PeerNetwork
+from holdfast.host.driver.peer_network import PeerNetwork
+from holdfast.host.wire.control_block import INCARNATION
 from holdfast.peers.address import PeerAddress, parse_address
 from holdfast.peers.store import PeerStore
 from holdfast.peers.wire import HOSTS_SIZE_MAX_BYTES, hosts_text, parse_hosts

@@ -13,12 +13,12 @@ from holdfast.errors import AgentUnavailableError, RunBusyError, StorageError
 from holdfast.format.names import RUN_FILE
 from holdfast.format.records import RunRecord
 from holdfast.format.sealed import seal
-from holdfast.host.agent_directory import GROUP
-from holdfast.host.config import LINGER_SECS
-from holdfast.host.directory_watch import UNREACHABLE_SECS, DirectoryWatch
-from holdfast.host.group_record import read_record
-from holdfast.host.protocol import Attach, TierPolicies
-from holdfast.host.ram_place import noted_place
+from holdfast.host.tiers.directory_watch import UNREACHABLE_SECS, DirectoryWatch
+from holdfast.host.tiers.ram_place import noted_place
+from holdfast.host.wire.agent_directory import GROUP
+from holdfast.host.wire.config import LINGER_SECS
+from holdfast.host.wire.group_record import read_record
+from holdfast.host.wire.protocol import Attach, TierPolicies
 from holdfast.policy.preservation_policy import LatestN
 from holdfast.store.run_directory import RunDirectory
 from tests.manifests import manifests

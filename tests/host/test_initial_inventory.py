@@ -10,7 +10,7 @@ from holdfast.engine.lifecycle.catalog import Listing
 from holdfast.engine.lifecycle.newest import NewestListing
 from holdfast.format.names import STEP_MAX
 from holdfast.format.records import AttemptRecord
-from holdfast.host.initial_inventory import (
+from holdfast.host.tiers.opening_listing import (
     LEADER_SECS,
     OPENING_SECS,
     OpeningListing,

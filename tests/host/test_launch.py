@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from holdfast.errors import AgentUnavailableError, StorageError
-from holdfast.host import agent_directory
-from holdfast.host.agent_directory import make_root, roots
-from holdfast.host.config import AgentConfig
-from holdfast.host.launch import _choose_folder, _environment
 from holdfast.host.process import OOM_SCORE_ADJ
+from holdfast.host.wire import agent_directory
+from holdfast.host.wire.agent_directory import make_root, roots
+from holdfast.host.wire.config import AgentConfig
+from holdfast.host.wire.launch import _choose_folder, _environment
 from tests.trust.in_process import RUN_ID
 
 CAP_SYS_RESOURCE = 24  # Linux's <linux/capability.h>

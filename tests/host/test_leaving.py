@@ -12,8 +12,8 @@ import pytest
 from holdfast.coordination.messages import TargetKind
 from holdfast.engine.lifecycle.attempts import AttemptStart, begin_attempt
 from holdfast.engine.lifecycle.catalog import list_checkpoints
-from holdfast.host import protocol
 from holdfast.host.leaving import CLOSED_SECS, EXPECTED_SECS
+from holdfast.host.wire import protocol
 from tests.attempts import attempt_id
 from tests.coordination.cases import make, running, until
 from tests.engine.making import memory_folder

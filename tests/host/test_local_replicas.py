@@ -8,8 +8,8 @@ from collections.abc import Iterable
 import pytest
 
 from holdfast.format.names import CheckpointId
-from holdfast.host import local_replicas as module
-from holdfast.host.local_replicas import LocalReplicas
+from holdfast.host.tiers import local_replicas as module
+from holdfast.host.tiers.local_replicas import LocalReplicas
 from tests.attempts import checkpoint_id
 
 FIRST, SECOND = checkpoint_id(1), checkpoint_id(2)

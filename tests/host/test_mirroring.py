@@ -25,9 +25,9 @@ from holdfast.engine.tiers.remote_checkpoints import RemoteCheckpoints
 from holdfast.engine.tiers.shared_attempts import share_attempts
 from holdfast.errors import NotARunError
 from holdfast.format.names import CheckpointId
-from holdfast.host import mirror_worker
-from holdfast.host.agent_run import RemoteTarget
-from holdfast.host.mirroring import Mirroring
+from holdfast.host.driver.agent_run import RemoteTarget
+from holdfast.host.tiers import mirror_worker
+from holdfast.host.tiers.mirroring import Mirroring
 from holdfast.observe.events.uploaded_segments import SegmentUploads
 from holdfast.policy.preservation_policy import LatestN
 from holdfast.policy.save_decision_policy import (

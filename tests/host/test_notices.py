@@ -14,9 +14,9 @@ from holdfast.coordination.checkpoint_table import DELETED
 from holdfast.coordination.messages import CheckpointStatus
 from holdfast.errors import ObjectNotFoundError
 from holdfast.format.names import CheckpointId
-from holdfast.host import protocol
-from holdfast.host.retention import Retention
-from holdfast.host.storage_worker import StorageWorker
+from holdfast.host.tiers.retention import Retention
+from holdfast.host.tiers.storage_worker import StorageWorker
+from holdfast.host.wire import protocol
 from holdfast.peers.directory import PeerDirectory
 from tests.attempts import checkpoint_id
 from tests.trust.in_process import InProcessHost, Trainer, in_process_host

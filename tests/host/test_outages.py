@@ -9,10 +9,10 @@ import pytest
 
 from holdfast.coordination import effects
 from holdfast.format.names import CheckpointId
-from holdfast.host import protocol
 from holdfast.host.outages import OutageReports
-from holdfast.host.protocol import Notice
-from holdfast.host.save_tracker import IDLE_SECS
+from holdfast.host.trainers.save_tracker import IDLE_SECS
+from holdfast.host.wire import protocol
+from holdfast.host.wire.protocol import Notice
 from tests.engine.making import memory_folder
 from tests.trust.in_process import InProcessHost, Trainer, in_process_host
 

@@ -10,9 +10,9 @@ import msgspec
 import pytest
 
 from holdfast.errors import InvalidArgumentError, RunBusyError, StorageError
-from holdfast.host import protocol
-from holdfast.host.control_block import INCARNATION, SEAT_COUNT, step_cell
 from holdfast.host.leaving import REFUSED_SECS
+from holdfast.host.wire import protocol
+from holdfast.host.wire.control_block import INCARNATION, SEAT_COUNT, step_cell
 from holdfast.policy import preservation_policy, save_decision_policy
 from tests.trust.in_process import InProcessHost, in_process_host
 

@@ -9,7 +9,7 @@ import pytest
 
 from holdfast.coordination.effects import Reached
 from holdfast.coordination.messages import CheckpointStatus
-from holdfast.host.protocol import Notice, Watch
+from holdfast.host.wire.protocol import Notice, Watch
 from tests.attempts import checkpoint_id
 from tests.engine.making import memory_folder
 from tests.hosts import events

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from holdfast.host.save_scheduler import AWAITED_SECS, POLL_SECS_MAX, ReportWait
+from holdfast.host.trainers.save_scheduler import AWAITED_SECS, POLL_SECS_MAX, ReportWait
 
 
 def count_ticks(wait: ReportWait, now_secs: float, step_secs: float) -> int:

@@ -8,8 +8,8 @@ import pytest
 
 from holdfast.clock import SystemClock
 from holdfast.errors import OutOfSpaceError
-from holdfast.host.protocol import PENDING_COUNT_MAX, PENDING_SIZE_BYTES, pending_limit
-from holdfast.host.slot_allocator import SlotAllocator
+from holdfast.host.tiers.slot_allocator import SlotAllocator
+from holdfast.host.wire.protocol import PENDING_COUNT_MAX, PENDING_SIZE_BYTES, pending_limit
 from holdfast.store.ram import RamStore
 from holdfast.store.slots import SlotPool
 from tests.engine.making import memory_folder

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.host.control_block import (
+from holdfast.host.metering.step_meter import SavePhase, StepMeter
+from holdfast.host.wire.control_block import (
     ControlBlock,
     blocked_before_cell,
     blocked_cell,
@@ -19,8 +20,7 @@ from holdfast.host.control_block import (
     step_time_cell,
     wait_cells,
 )
-from holdfast.host.group_record import TrainerProcess
-from holdfast.host.step_meter import SavePhase, StepMeter
+from holdfast.host.wire.group_record import TrainerProcess
 from holdfast.observe.events.reader import read_events
 from holdfast.observe.events.schema import (
     WAIT_REASONS,

@@ -22,11 +22,11 @@ from holdfast.engine.lifecycle.commit import remove
 from holdfast.engine.lifecycle.leases import Leases
 from holdfast.engine.tiers.remote_checkpoints import RemoteCheckpoints
 from holdfast.host.agent import Agent
-from holdfast.host.agent_run import RemoteTarget, open_run
-from holdfast.host.config import AgentConfig
-from holdfast.host.metering import Metering
-from holdfast.host.retention import Retention
-from holdfast.host.storage_worker import StorageWorker
+from holdfast.host.driver.agent_run import RemoteTarget, open_run
+from holdfast.host.metering.meters import Metering
+from holdfast.host.tiers.retention import Retention
+from holdfast.host.tiers.storage_worker import StorageWorker
+from holdfast.host.wire.config import AgentConfig
 from holdfast.observe.events.uploaded_segments import SegmentUploads
 from holdfast.peers.address import PeerAddress
 from holdfast.peers.directory import PeerDirectory

@@ -28,17 +28,17 @@ ROOT = Path(__file__).parents[2]
 # tops of processes and threads, which report what they caught.
 OPERATION = "whatever an operation in the stores met is reported to the node as its outcome"
 BROAD_EXCEPTS: dict[str, str] = {
-    "src/holdfast/host/socket_server.py:SocketServer._answered": (
+    "src/holdfast/host/wire/socket_server.py:SocketServer._answered": (
         "the top of a connection's task; the call fails with status 500, and the defect is logged"
     ),
-    "src/holdfast/host/storage_worker.py:StorageWorker.begin": OPERATION,
-    "src/holdfast/host/storage_worker.py:StorageWorker.commit": OPERATION,
-    "src/holdfast/host/storage_worker.py:StorageWorker.list_durable": OPERATION,
-    "src/holdfast/host/storage_worker.py:StorageWorker.persist": OPERATION,
-    "src/holdfast/host/storage_worker.py:StorageWorker.pull": OPERATION,
-    "src/holdfast/host/mirror_worker.py:MirrorWorker._write": OPERATION,
-    "src/holdfast/host/mirror_worker.py:MirrorWorker._commit": OPERATION,
-    "src/holdfast/host/daemon_threads.py:begin_call.work": (
+    "src/holdfast/host/tiers/storage_worker.py:StorageWorker.begin": OPERATION,
+    "src/holdfast/host/tiers/storage_worker.py:StorageWorker.commit": OPERATION,
+    "src/holdfast/host/tiers/storage_worker.py:StorageWorker.list_durable": OPERATION,
+    "src/holdfast/host/tiers/storage_worker.py:StorageWorker.persist": OPERATION,
+    "src/holdfast/host/tiers/storage_worker.py:StorageWorker.pull": OPERATION,
+    "src/holdfast/host/tiers/mirror_worker.py:MirrorWorker._write": OPERATION,
+    "src/holdfast/host/tiers/mirror_worker.py:MirrorWorker._commit": OPERATION,
+    "src/holdfast/host/tiers/daemon_threads.py:begin_call.work": (
         "the top of a thread; its caller gets it"
     ),
     "src/holdfast/demo/train.py:main": (

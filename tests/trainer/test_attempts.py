@@ -25,9 +25,9 @@ from holdfast.engine.lifecycle.attempts import (
     read_attempt,
 )
 from holdfast.format.names import CheckpointId, checkpoint_folder
-from holdfast.host import protocol
-from holdfast.host.agent_directory import user_name
-from holdfast.host.client import AgentGoneError
+from holdfast.host.wire import protocol
+from holdfast.host.wire.agent_directory import user_name
+from holdfast.host.wire.client import AgentGoneError
 from holdfast.store.disk import DiskStore
 from tests.attempts import attempt_id
 from tests.hosts import Host, events, finished, host, is_running, wait_until

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 import holdfast
-from holdfast.host import control_block
-from holdfast.host.attached_trainers import Policies
+from holdfast.host.driver.attached_trainers import Policies
+from holdfast.host.wire import control_block
 from holdfast.observe.events.schema import FirstStep, TrainerLost
 from holdfast.policy.best_interval import best_interval_secs
 from holdfast.policy.save_decision_policy import ContinuousCheckpointingPolicy

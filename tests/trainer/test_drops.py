@@ -11,7 +11,7 @@ import pytest
 
 from holdfast.errors import SaveFailedError
 from holdfast.format.names import CheckpointId
-from holdfast.host.protocol import SKIPPED, Notice, Sealed
+from holdfast.host.wire.protocol import SKIPPED, Notice, Sealed
 from holdfast.trainer.save.drops import DROPPED_SECS, GATHER_SECS, POSTPONED_SECS
 from holdfast.trainer.save.progress import Progress
 from tests.attempts import checkpoint_id

@@ -16,7 +16,7 @@ from holdfast.clock import SystemClock
 from holdfast.conditions import Condition
 from holdfast.errors import WaitInterruptedError, WaitTimeoutError
 from holdfast.format.names import CheckpointId
-from holdfast.host.protocol import QuietHosts
+from holdfast.host.wire.protocol import QuietHosts
 from holdfast.trainer.process.preemption import REPEAT_SECS, PreemptionSignals
 from holdfast.trainer.save.patience import ERROR_CLOSE_SECS, HostWatch
 from holdfast.trainer.save.progress import Progress

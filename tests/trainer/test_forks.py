@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from holdfast.host.slot_allocator import SLOTS_PER_PART
+from holdfast.host.tiers.slot_allocator import SLOTS_PER_PART
 from tests.hosts import Host, finished
 
 TRAINER = Path(__file__).with_name("forking_trainer.py")

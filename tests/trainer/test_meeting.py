@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from holdfast.format.names import CheckpointId
-from holdfast.host import control_block, protocol
-from holdfast.host.attached_trainers import Policies
+from holdfast.host.driver.attached_trainers import Policies
+from holdfast.host.wire import control_block, protocol
 from holdfast.policy.save_decision_policy import ContinuousCheckpointingPolicy
 from tests.trust.in_process import InProcessHost, StepClock, Trainer, in_process_host
 

@@ -15,8 +15,8 @@ from holdfast.errors import RunBusyError
 from holdfast.format.names import RUN_FILE
 from holdfast.format.records import RunRecord
 from holdfast.format.sealed import seal
-from holdfast.host.agent_directory import HOST_VARIABLE, RAM_VARIABLE
-from holdfast.host.ram_place import PLACE, note_place, noted_place
+from holdfast.host.tiers.ram_place import PLACE, note_place, noted_place
+from holdfast.host.wire.agent_directory import HOST_VARIABLE, RAM_VARIABLE
 from holdfast.store.disk import DiskStore
 from holdfast.trainer.opening.moved_runs import find_with_ram
 from holdfast.trainer.opening.opening import open_run

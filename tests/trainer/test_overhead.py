@@ -9,7 +9,7 @@ from itertools import chain
 import pytest
 
 from holdfast.clock import SystemClock
-from holdfast.host.protocol import Sealed
+from holdfast.host.wire.protocol import Sealed
 from holdfast.policy.preservation_policy import LatestN
 from holdfast.policy.save_decision_policy import ContinuousCheckpointingPolicy
 from holdfast.policy.step_cost import QUIET_COUNT_MIN

@@ -16,8 +16,8 @@ import pytest
 
 import holdfast
 from holdfast import save_decision_policy
-from holdfast.host.control_block import NEVER as NEVER_STEP
-from holdfast.host.control_block import TARGET_PREEMPTION
+from holdfast.host.wire.control_block import NEVER as NEVER_STEP
+from holdfast.host.wire.control_block import TARGET_PREEMPTION
 from holdfast.policy.preservation_policy import LatestN
 from holdfast.trainer.options import Options
 from holdfast.trainer.process.preemption import REPEAT_SECS, PreemptionSignals

@@ -16,7 +16,7 @@ from holdfast import preservation_policy, save_decision_policy
 from holdfast.clock import SystemClock
 from holdfast.errors import FencedError, HoldfastError, SaveFailedError, WaitTimeoutError
 from holdfast.format.names import CheckpointId
-from holdfast.host.protocol import Notice
+from holdfast.host.wire.protocol import Notice
 from holdfast.trainer.save import progress as module
 from holdfast.trainer.save.progress import Progress
 from tests.attempts import checkpoint_id

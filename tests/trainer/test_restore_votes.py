@@ -14,7 +14,7 @@ import pytest
 from holdfast import errors
 from holdfast.clock import SystemClock
 from holdfast.format.names import AttemptId, CheckpointId
-from holdfast.host.protocol import Notice
+from holdfast.host.wire.protocol import Notice
 from holdfast.trainer.opening.rendezvous import OneProcess, Rendezvous
 from holdfast.trainer.restore.restore_votes import Ballot, RestoreVerdict, Votes, verdict
 from tests.attempts import checkpoint_id

@@ -17,7 +17,7 @@ from holdfast import save_decision_policy
 from holdfast.adapt.contract import Hold, Snapshot
 from holdfast.engine.saving.slots import RamSlots
 from holdfast.errors import SaveFailedError
-from holdfast.host import protocol
+from holdfast.host.wire import protocol
 from holdfast.trainer.save import saver
 from holdfast.trainer.save.saver import Saver
 from tests.hosts import Host, wait_until

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.host import protocol
+from holdfast.host.wire import protocol
 from tests.hosts import Host, events
 from tests.trainer.job import Job, check_went_on, run_job, seen, start_job
 from tests.trust.figures import tell

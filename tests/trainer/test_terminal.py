@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from holdfast import RemoteTier
-from holdfast.host.control_block import create_cells
-from holdfast.host.protocol import Detach, Detached
+from holdfast.host.wire.control_block import create_cells
+from holdfast.host.wire.protocol import Detach, Detached
 from holdfast.trainer.opening.agent_session import AgentPlace
 from holdfast.trainer.process.terminal import opening_text, staying_text
 from tests.attempts import attempt_id

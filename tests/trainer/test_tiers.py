@@ -17,7 +17,7 @@ import pytest
 
 import holdfast
 from holdfast import errors, preservation_policy, save_decision_policy
-from holdfast.host.control_block import NEVER, TARGET_DURABLE
+from holdfast.host.wire.control_block import NEVER, TARGET_DURABLE
 from holdfast.testing.stand_in_device import StandInDevice
 from tests.hosts import Host, events, wait_until
 

@@ -27,7 +27,7 @@ from holdfast.errors import (
     RunBusyError,
     StepNotFoundError,
 )
-from holdfast.host.mirroring import WATCH_SECS
+from holdfast.host.tiers.mirroring import WATCH_SECS
 from holdfast.policy.save_decision_policy import ContinuousCheckpointingPolicy
 from holdfast.store.location import open_durable
 from holdfast.trainer.opening.opening import open_run

@@ -14,7 +14,7 @@ import pytest
 
 from holdfast.clock import SystemClock
 from holdfast.errors import HoldfastError
-from holdfast.host.protocol import Judged, Notice
+from holdfast.host.wire.protocol import Judged, Notice
 from holdfast.trainer.save.user_policies import UserPolicies, UserPolicyThread
 from tests.attempts import checkpoint_id
 from tests.hosts import wait_until

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from holdfast.clock import Clock
 from holdfast.format.names import RUN_FILE, CheckpointId, manifest_key
-from holdfast.host import protocol
+from holdfast.host.wire import protocol
 from holdfast.store.disk import DiskStore
 from holdfast.store.object_folder import make_folder
 from holdfast.testing.crash_states import CrashState, materialise

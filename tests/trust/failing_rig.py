@@ -21,9 +21,9 @@ from holdfast.adapt.jax.state import JaxFramework
 from holdfast.clock import SystemClock
 from holdfast.engine.lifecycle.run import create_run
 from holdfast.engine.reading.restore import fill_targets
-from holdfast.host.agent_directory import agent_folders
-from holdfast.host.config import AgentConfig
-from holdfast.host.launch import find_agent
+from holdfast.host.wire.agent_directory import agent_folders
+from holdfast.host.wire.config import AgentConfig
+from holdfast.host.wire.launch import find_agent
 from holdfast.store.disk import DiskStore
 from holdfast.trainer.opening.run_access import read_only
 from tests.hosts import WAIT_SECS, Host, events, wait_until

@@ -14,7 +14,7 @@ import xxhash
 
 from holdfast.format.sealed import seal
 from holdfast.format.values import encode_value
-from holdfast.host import protocol
+from holdfast.host.wire import protocol
 from holdfast.observe.events.schema import StateRestored
 from holdfast.policy import preservation_policy, save_decision_policy
 from tests.attempts import checkpoint_id

@@ -32,13 +32,13 @@ from holdfast.format.layout import Chunk, image_layout
 from holdfast.format.names import AttemptId, CheckpointId
 from holdfast.format.placement import RestoreTarget
 from holdfast.format.records import ArraySpec, CheckpointSpec, Container, PartRecord, SavedValue
-from holdfast.host import protocol
 from holdfast.host.agent import Agent
-from holdfast.host.agent_run import AgentRun, open_run
-from holdfast.host.config import AgentConfig
-from holdfast.host.metering import Metering
-from holdfast.host.notices import NoticeBoard
+from holdfast.host.driver.agent_run import AgentRun, open_run
+from holdfast.host.driver.notices import NoticeBoard
+from holdfast.host.metering.meters import Metering
 from holdfast.host.service import Service
+from holdfast.host.wire import protocol
+from holdfast.host.wire.config import AgentConfig
 from holdfast.policy import preservation_policy
 from holdfast.policy.preservation_policy import LatestN, PreservationPolicy
 from holdfast.store.contract import Store

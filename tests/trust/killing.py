@@ -12,9 +12,9 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from holdfast.host.agent_directory import LOCK, SOCKET
-from holdfast.host.client import AgentClient, AgentGoneError
-from holdfast.host.protocol import AgentStatus, Empty
+from holdfast.host.wire.agent_directory import LOCK, SOCKET
+from holdfast.host.wire.client import AgentClient, AgentGoneError
+from holdfast.host.wire.protocol import AgentStatus, Empty
 from holdfast.trainer.opening.run_access import read_only
 from tests.hosts import WAIT_SECS, Host, events, is_running, wait_until
 from tests.manifests import folders, manifests

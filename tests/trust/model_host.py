@@ -13,7 +13,7 @@ import numpy as np
 
 from holdfast.engine.saving.part_writer import write_part
 from holdfast.format.names import CheckpointId
-from holdfast.host import protocol
+from holdfast.host.wire import protocol
 from holdfast.policy.preservation_policy import (
     AnyPreservationPolicy,
     EveryNSeconds,

@@ -22,12 +22,12 @@ import pytest
 
 import holdfast
 from holdfast.errors import HoldfastError, InvalidArgumentError
-from holdfast.host import protocol
-from holdfast.host.agent_directory import GROUP, SOCKET, WORDS, socket_address
-from holdfast.host.calls import decoded
-from holdfast.host.client import AgentClient, AgentGoneError
-from holdfast.host.http_format import BODY_SIZE_MAX_BYTES
 from holdfast.host.server import call_server
+from holdfast.host.wire import protocol
+from holdfast.host.wire.agent_directory import GROUP, SOCKET, WORDS, socket_address
+from holdfast.host.wire.calls import decoded
+from holdfast.host.wire.client import AgentClient, AgentGoneError
+from holdfast.host.wire.http_format import BODY_SIZE_MAX_BYTES
 from tests.engine.making import memory_folder
 from tests.hosts import host, is_running, wait_until
 from tests.trust.damaged_run import told_on_failure

@@ -31,7 +31,7 @@ from holdfast.errors import (
     StepNotFoundError,
     StepUncommittedError,
 )
-from holdfast.host.protocol import PENDING_COUNT_MAX
+from holdfast.host.wire.protocol import PENDING_COUNT_MAX
 from tests.engine.making import memory_folder
 from tests.trust.figures import tell
 from tests.trust.in_process import Trainer

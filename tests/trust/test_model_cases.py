@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from holdfast.errors import FencedError, HoldfastError, StorageError
-from holdfast.host import protocol
-from holdfast.host.attached_trainers import Policies
+from holdfast.host.driver.attached_trainers import Policies
+from holdfast.host.wire import protocol
 from holdfast.policy.preservation_policy import LatestN
 from holdfast.store.disk import DiskStore
 from tests.attempts import checkpoint_id

@@ -17,11 +17,11 @@ from holdfast.engine.saving.part_layouts import PartLayouts
 from holdfast.engine.transfer.fetch import fetch_part
 from holdfast.errors import StorageError
 from holdfast.format.names import CHECKPOINTS
-from holdfast.host import protocol
-from holdfast.host.agent_directory import ram_folder
-from holdfast.host.client import AgentClient
-from holdfast.host.config import AgentConfig
-from holdfast.host.launch import ensure_agent
+from holdfast.host.wire import protocol
+from holdfast.host.wire.agent_directory import ram_folder
+from holdfast.host.wire.client import AgentClient
+from holdfast.host.wire.config import AgentConfig
+from holdfast.host.wire.launch import ensure_agent
 from holdfast.peers.address import PeerAddress, parse_address
 from holdfast.peers.config import LOOPBACK, PeerConfig
 from holdfast.peers.tls import PeerTls

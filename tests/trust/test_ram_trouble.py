@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.host.group_record import GroupRecord, read_record, write_record
+from holdfast.host.wire.group_record import GroupRecord, read_record, write_record
 from tests.attempts import attempt_id
 from tests.hosts import Host, events, host, is_running, wait_until
 from tests.store.places import mounted

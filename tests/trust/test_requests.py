@@ -28,11 +28,11 @@ from holdfast.format.names import (
     parse_manifest_key,
 )
 from holdfast.format.part_layout import REMOTE
-from holdfast.host import protocol
-from holdfast.host.agent_run import AgentRun, RemoteTarget
-from holdfast.host.config import AgentConfig
-from holdfast.host.initial_inventory import listing_in
-from holdfast.host.metering import Metering
+from holdfast.host.driver.agent_run import AgentRun, RemoteTarget
+from holdfast.host.metering.meters import Metering
+from holdfast.host.tiers.opening_listing import listing_in
+from holdfast.host.wire import protocol
+from holdfast.host.wire.config import AgentConfig
 from holdfast.observe.events.uploaded_segments import SegmentUploads
 from holdfast.policy import preservation_policy, save_decision_policy
 from holdfast.policy.save_decision_policy import FixedIntervalPolicy

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from holdfast.clock import SystemClock
-from holdfast.host import protocol
-from holdfast.host.client import PULSE_SECS
-from holdfast.host.launch import START_SECS
+from holdfast.host.wire import protocol
+from holdfast.host.wire.client import PULSE_SECS
+from holdfast.host.wire.launch import START_SECS
 from holdfast.store.disk import DiskStore
 from tests.hosts import Host, host, wait_until
 from tests.trust.in_process import in_process_host

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.host.agent_directory import LOCK, RAM, SOCKET, WORDS
+from holdfast.host.wire.agent_directory import LOCK, RAM, SOCKET, WORDS
 from tests.hosts import is_running
 from tests.manifests import manifest_path
 from tests.trust.figures import tell

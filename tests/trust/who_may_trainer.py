@@ -20,11 +20,11 @@ from holdfast.engine.lifecycle.run import create_run
 from holdfast.engine.saving.part_writer import write_part
 from holdfast.errors import HoldfastError
 from holdfast.format.names import CheckpointId
-from holdfast.host import protocol
-from holdfast.host.agent_directory import host_name
-from holdfast.host.client import AgentClient, AgentGoneError
-from holdfast.host.config import AgentConfig
-from holdfast.host.launch import ensure_agent
+from holdfast.host.wire import protocol
+from holdfast.host.wire.agent_directory import host_name
+from holdfast.host.wire.client import AgentClient, AgentGoneError
+from holdfast.host.wire.config import AgentConfig
+from holdfast.host.wire.launch import ensure_agent
 from holdfast.policy.preservation_policy import LatestN, encode
 from holdfast.store.disk import DiskStore
 from holdfast.store.ram import RamStore

@@ -14,10 +14,10 @@ import msgspec
 
 from holdfast.engine.reading.run import ReadableRun
 from holdfast.errors import AgentUnavailableError, HoldfastError
-from holdfast.host import protocol
-from holdfast.host.agent_directory import SOCKET, host_name, roots
-from holdfast.host.client import AgentClient, AgentGoneError, AgentSilentError
-from holdfast.host.launch import find_live_agent, is_locked
+from holdfast.host.wire import protocol
+from holdfast.host.wire.agent_directory import SOCKET, host_name, roots
+from holdfast.host.wire.client import AgentClient, AgentGoneError, AgentSilentError
+from holdfast.host.wire.launch import find_live_agent, is_locked
 
 ASK_SECS = 10.0
 """How long to wait for an agent's answer."""

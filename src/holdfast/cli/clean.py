@@ -30,11 +30,11 @@ from holdfast.engine.lifecycle.catalog import list_checkpoints
 from holdfast.errors import HoldfastError
 from holdfast.format.names import NO_AGE
 from holdfast.format.timeline import last_steps
-from holdfast.host import protocol
-from holdfast.host.agent_directory import GROUP, LOCK, ram_folder
-from holdfast.host.group_record import read_record
-from holdfast.host.launch import is_locked
-from holdfast.host.ram_place import noted_place, whole_in
+from holdfast.host.tiers.ram_place import noted_place, whole_in
+from holdfast.host.wire import protocol
+from holdfast.host.wire.agent_directory import GROUP, LOCK, ram_folder
+from holdfast.host.wire.group_record import read_record
+from holdfast.host.wire.launch import is_locked
 from holdfast.store.location import RunLocation
 from holdfast.trainer.opening.run_access import read_only
 

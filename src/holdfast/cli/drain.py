@@ -19,11 +19,11 @@ from holdfast.cli.agents import living, status_of
 from holdfast.clock import Clock
 from holdfast.engine.lifecycle.catalog import list_checkpoints
 from holdfast.errors import AgentUnavailableError, HoldfastError
-from holdfast.host.agent_directory import agent_folders
-from holdfast.host.client import AgentGoneError
-from holdfast.host.config import AgentConfig
-from holdfast.host.launch import ensure_agent, find_agent, is_locked
-from holdfast.host.protocol import AgentStatus, HeldStatus
+from holdfast.host.wire.agent_directory import agent_folders
+from holdfast.host.wire.client import AgentGoneError
+from holdfast.host.wire.config import AgentConfig
+from holdfast.host.wire.launch import ensure_agent, find_agent, is_locked
+from holdfast.host.wire.protocol import AgentStatus, HeldStatus
 from holdfast.observe.events.reader import read_events
 from holdfast.observe.events.schema import (
     AttemptStarted,

@@ -26,10 +26,10 @@ from holdfast.errors import (
     WaitTimeoutError,
 )
 from holdfast.format.json_codec import decode
-from holdfast.host.agent_directory import roots
-from holdfast.host.client import AgentClient, AgentGoneError
-from holdfast.host.group_record import process_start
-from holdfast.host.launch import is_locked
+from holdfast.host.wire.agent_directory import roots
+from holdfast.host.wire.client import AgentClient, AgentGoneError
+from holdfast.host.wire.group_record import process_start
+from holdfast.host.wire.launch import is_locked
 from holdfast.interop.mindio.file_agent.client import FILES
 from holdfast.interop.mindio.file_agent.protocol import FileAgentStatus, FilesAsked, RamFileRecord
 from holdfast.interop.mindio.file_agent.ram_files import DATA, RECORDS, is_in_use

@@ -11,8 +11,8 @@ from holdfast.cli.agents import ask
 from holdfast.cli.output import Column, counted, secs_text, size_text
 from holdfast.coordination.survivability import Standing
 from holdfast.errors import HoldfastError
-from holdfast.host import protocol
-from holdfast.host.client import AgentGoneError
+from holdfast.host.wire import protocol
+from holdfast.host.wire.client import AgentGoneError
 from holdfast.observe.run_status import JobHostStatus, JobStatus
 
 HOLDS_SHOWN_MAX = 4

@@ -13,8 +13,8 @@ from holdfast.engine.lifecycle.catalog import list_checkpoints
 from holdfast.engine.reading.run import ReadableRun
 from holdfast.errors import AgentUnavailableError, SaveFailedError, WaitTimeoutError
 from holdfast.format.names import CheckpointId
-from holdfast.host import protocol
-from holdfast.host.client import AgentGoneError
+from holdfast.host.wire import protocol
+from holdfast.host.wire.client import AgentGoneError
 from holdfast.trainer.opening.run_access import read_only
 
 POLL_SECS = 0.1

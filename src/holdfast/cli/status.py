@@ -14,9 +14,9 @@ from holdfast.cli.agents import agent_folders_here, living, run_of
 from holdfast.cli.file_agents import files_in_ram, print_files
 from holdfast.cli.jobs import jobs_of, print_job
 from holdfast.cli.output import Column, counted, secs_text, size_text
-from holdfast.host import protocol
-from holdfast.host.agent_directory import ram_folder
-from holdfast.host.launch import is_locked
+from holdfast.host.wire import protocol
+from holdfast.host.wire.agent_directory import ram_folder
+from holdfast.host.wire.launch import is_locked
 from holdfast.trainer.opening.run_access import read_only
 
 

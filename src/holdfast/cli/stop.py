@@ -21,9 +21,9 @@ from holdfast.errors import (
 )
 from holdfast.format.names import NO_AGE, Age, AttemptId, CheckpointId
 from holdfast.format.timeline import last_steps
-from holdfast.host import protocol
-from holdfast.host.client import AgentGoneError, AgentSilentError, answers
-from holdfast.host.group_record import process_start
+from holdfast.host.wire import protocol
+from holdfast.host.wire.client import AgentGoneError, AgentSilentError, answers
+from holdfast.host.wire.group_record import process_start
 from holdfast.store.location import open_durable
 from holdfast.trainer.opening.run_access import read_only
 

@@ -22,7 +22,7 @@ import psutil
 from holdfast.clock import Clock
 from holdfast.errors import AgentUnavailableError
 from holdfast.format.json_codec import decode
-from holdfast.host.config import AgentConfig
+from holdfast.host.wire.config import AgentConfig
 
 _MODULE = "holdfast.host"
 _STOP_SECS_MAX = 30.0

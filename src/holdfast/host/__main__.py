@@ -2,7 +2,7 @@
 
 import sys
 
-from holdfast.host.detached_process import Main, run_detached
+from holdfast.host.wire.detached_process import Main, run_detached
 
 
 def _load() -> Main:

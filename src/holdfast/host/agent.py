@@ -13,28 +13,28 @@ from holdfast.coordination.rank_runs import ranks_in
 from holdfast.coordination.settings import Settings
 from holdfast.format.names import NO_AGE, CheckpointId, age_of
 from holdfast.format.records import Manifest
-from holdfast.host.agent_directory import GROUP, WORDS
-from holdfast.host.agent_run import AgentRun
-from holdfast.host.attached_trainers import AttachedTrainers, JobSettings
-from holdfast.host.control_block import create_cells, next_incarnation
-from holdfast.host.directory_watch import DirectoryWatch
-from holdfast.host.driver import Driver, Operation
-from holdfast.host.group_record import read_record
-from holdfast.host.handover import found_again, group_of, record_by_storage
+from holdfast.host.driver.agent_run import AgentRun
+from holdfast.host.driver.attached_trainers import AttachedTrainers, JobSettings
+from holdfast.host.driver.driver import Driver, Operation
+from holdfast.host.driver.notices import NoticeBoard
+from holdfast.host.driver.peer_network import PeerNetwork, ServedHost
 from holdfast.host.leaving import Leaving
-from holdfast.host.metering import Metering
-from holdfast.host.mirror_worker import MirrorWorker
-from holdfast.host.mirroring import Mirroring
-from holdfast.host.notices import NoticeBoard
+from holdfast.host.metering.meters import Metering
+from holdfast.host.metering.step_meter import SavePhase, StepMeter
 from holdfast.host.outages import OutageReports
-from holdfast.host.peer_network import PeerNetwork, ServedHost
-from holdfast.host.ram_tier import open_ram
-from holdfast.host.retention import Retention
-from holdfast.host.save_scheduler import SaveScheduler
-from holdfast.host.save_tracker import SaveTracker
-from holdfast.host.step_meter import SavePhase, StepMeter
-from holdfast.host.storage_worker import StorageWorker
-from holdfast.host.trainer_sessions import TrainerSessions
+from holdfast.host.tiers.directory_watch import DirectoryWatch
+from holdfast.host.tiers.mirror_worker import MirrorWorker
+from holdfast.host.tiers.mirroring import Mirroring
+from holdfast.host.tiers.ram_tier import open_ram
+from holdfast.host.tiers.retention import Retention
+from holdfast.host.tiers.storage_worker import StorageWorker
+from holdfast.host.trainers.handover import found_again, group_of, record_by_storage
+from holdfast.host.trainers.save_scheduler import SaveScheduler
+from holdfast.host.trainers.save_tracker import SaveTracker
+from holdfast.host.trainers.sessions import TrainerSessions
+from holdfast.host.wire.agent_directory import GROUP, WORDS
+from holdfast.host.wire.control_block import create_cells, next_incarnation
+from holdfast.host.wire.group_record import read_record
 from holdfast.observe.events.schema import RamAdopted
 from holdfast.observe.run_status import HostStatus
 from holdfast.peers.address import parsed_addresses

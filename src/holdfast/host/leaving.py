@@ -7,10 +7,10 @@ import select
 from collections.abc import Callable
 
 from holdfast.clock import Clock
-from holdfast.host.agent_run import AgentRun
-from holdfast.host.attached_trainers import AttachedTrainers
-from holdfast.host.driver import Driver
-from holdfast.host.ram_tier import RamTier
+from holdfast.host.driver.agent_run import AgentRun
+from holdfast.host.driver.attached_trainers import AttachedTrainers
+from holdfast.host.driver.driver import Driver
+from holdfast.host.tiers.ram_tier import RamTier
 
 FIRST_TRAINER_SECS = 30.0
 UNSETTLED_SECS = 3600.0

@@ -10,10 +10,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from holdfast.host.agent_run import AgentRun
-from holdfast.host.attached_trainers import AttachedTrainers
-from holdfast.host.driver import Driver
-from holdfast.host.ram_tier import RamTier
+from holdfast.host.driver.agent_run import AgentRun
+from holdfast.host.driver.attached_trainers import AttachedTrainers
+from holdfast.host.driver.driver import Driver
+from holdfast.host.tiers.ram_tier import RamTier
 from holdfast.observe.metrics.measures import Measures
 from holdfast.observe.metrics.metric_families import AgentMetrics
 from holdfast.observe.run_status import JobStatus

@@ -23,14 +23,14 @@ from holdfast.clock import SystemClock
 from holdfast.errors import StorageError
 from holdfast.format.json_codec import decode
 from holdfast.host.agent import Agent
-from holdfast.host.agent_directory import SOCKET
-from holdfast.host.agent_run import open_run
-from holdfast.host.config import ALREADY_RUNNING, AgentConfig
+from holdfast.host.driver.agent_run import open_run
 from holdfast.host.log_file import logging_into
-from holdfast.host.metering import Metering
-from holdfast.host.place import locked_place
+from holdfast.host.metering.meters import Metering
 from holdfast.host.server import call_server
 from holdfast.host.service import Service
+from holdfast.host.wire.agent_directory import SOCKET
+from holdfast.host.wire.config import ALREADY_RUNNING, AgentConfig
+from holdfast.host.wire.place import locked_place
 from holdfast.observe.events.schema import AgentLeft, AgentStarted
 from holdfast.store.file_system import LOCAL, FileSystem
 from holdfast.store.location import RunLocation

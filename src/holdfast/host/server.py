@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import msgspec
 
-from holdfast.host import protocol
-from holdfast.host.calls import BODY_SECS, Handler, serve_calls
 from holdfast.host.service import Service
-from holdfast.host.socket_server import SocketServer
+from holdfast.host.wire import protocol
+from holdfast.host.wire.calls import BODY_SECS, Handler, serve_calls
+from holdfast.host.wire.socket_server import SocketServer
 
 
 def call_server(service: Service, body_secs: float = BODY_SECS) -> SocketServer:

@@ -18,13 +18,13 @@ from holdfast.errors import (
     RunBusyError,
     WaitTimeoutError,
 )
-from holdfast.host import protocol
 from holdfast.host.agent import Agent
-from holdfast.host.directory_watch import LEAVE_SECS
-from holdfast.host.initial_inventory import listing_message
 from holdfast.host.leaving import CLOSED_SECS
-from holdfast.host.metrics_server import MetricsServer
+from holdfast.host.metering.metrics_server import MetricsServer
 from holdfast.host.metrics_source import MetricsSource
+from holdfast.host.tiers.directory_watch import LEAVE_SECS
+from holdfast.host.tiers.opening_listing import listing_message
+from holdfast.host.wire import protocol
 from holdfast.observe.events.schema import SaveRequested
 from holdfast.observe.metrics.measures import RecentSteps
 from holdfast.observe.metrics.metric_families import AgentMetrics

@@ -30,8 +30,8 @@ from holdfast.engine.reading.process_values import process_values_of
 from holdfast.engine.reading.view import View, find_newest_sound, find_sound
 from holdfast.errors import FencedError, HoldfastError
 from holdfast.format.names import CheckpointId
-from holdfast.host import protocol
-from holdfast.host.control_block import ATTEMPT, TARGET_DURABLE, TARGET_PREEMPTION, TARGET_RAM
+from holdfast.host.wire import protocol
+from holdfast.host.wire.control_block import ATTEMPT, TARGET_DURABLE, TARGET_PREEMPTION, TARGET_RAM
 from holdfast.observe.events.schema import ManagerOpened
 from holdfast.observe.metrics.metric_families import AgentMetrics, flat
 from holdfast.policy.preservation_policy import LatestN, PreservationPolicy

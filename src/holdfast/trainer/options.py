@@ -11,8 +11,8 @@ from dataclasses import KW_ONLY, dataclass, field
 
 from holdfast.coordination.messages import NAME_CHARS_MAX
 from holdfast.errors import InvalidArgumentError
-from holdfast.host.config import LINGER_SECS
-from holdfast.host.protocol import MetricsAddress, RemoteRequest, TierPolicies
+from holdfast.host.wire.config import LINGER_SECS
+from holdfast.host.wire.protocol import MetricsAddress, RemoteRequest, TierPolicies
 from holdfast.peers.config import LOOPBACK
 from holdfast.peers.tls import PeerTls
 from holdfast.policy import preservation_policy, save_decision_policy

@@ -19,7 +19,7 @@ from holdfast.format.layout import ImageLayout, image_layout
 from holdfast.format.names import CheckpointId
 from holdfast.format.placement import Placement
 from holdfast.format.records import ArraySpec, CheckpointSpec, encode_metrics
-from holdfast.host.protocol import COPIES_MAX
+from holdfast.host.wire.protocol import COPIES_MAX
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,7 @@ from holdfast.engine.reading.restore import RestoreTally
 from holdfast.engine.reading.view import View, newest_first
 from holdfast.errors import StepExistsError
 from holdfast.format.names import CheckpointId
-from holdfast.host.control_block import NO_STEP
+from holdfast.host.wire.control_block import NO_STEP
 from holdfast.observe.events.schema import SHOWN_MAX, StateRead, StateRestored
 from holdfast.quantities import size_text
 from holdfast.trainer.arguments import raise_step_order

@@ -3,9 +3,9 @@
 Invariant: an accepted checkpoint stays in `Progress` until the agent reports that it is durable or
 has failed. Each checkpoint that has not ended is reported again to a new agent.
 
-An agent that stops answering is treated as ended (`host.client` defines when). If its process is
-still alive, for example suspended by a signal, no other agent can replace it: calls raise at once,
-until it continues, and the watcher retries every `RETRY_SECS` while the manager is open.
+An agent that stops answering is treated as ended (`host.wire.client` defines when). If its process
+is still alive, for example suspended by a signal, no other agent can replace it: calls raise at
+once, until it continues, and the watcher retries every `RETRY_SECS` while the manager is open.
 """
 
 from __future__ import annotations
@@ -32,11 +32,13 @@ from holdfast.errors import (
     WaitInterruptedError,
 )
 from holdfast.format.names import AttemptId, CheckpointId
-from holdfast.host import protocol
-from holdfast.host.agent_directory import WORDS
-from holdfast.host.client import AgentClient, AgentGoneError, AgentSilentError
-from holdfast.host.config import AgentConfig
-from holdfast.host.control_block import (
+from holdfast.host.tiers.opening_listing import listing_in
+from holdfast.host.tiers.ram_place import kept_text, whole_in
+from holdfast.host.wire import protocol
+from holdfast.host.wire.agent_directory import WORDS
+from holdfast.host.wire.client import AgentClient, AgentGoneError, AgentSilentError
+from holdfast.host.wire.config import AgentConfig
+from holdfast.host.wire.control_block import (
     ControlBlock,
     WaitCells,
     blocked_before_cell,
@@ -51,9 +53,7 @@ from holdfast.host.control_block import (
     step_time_cell,
     wait_cells,
 )
-from holdfast.host.initial_inventory import listing_in
-from holdfast.host.launch import AgentStart, ensure_agent
-from holdfast.host.ram_place import kept_text, whole_in
+from holdfast.host.wire.launch import AgentStart, ensure_agent
 from holdfast.observe.events.schema import TrainerEvent
 from holdfast.store.durable import RunHome
 

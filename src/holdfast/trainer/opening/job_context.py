@@ -20,17 +20,17 @@ from holdfast.engine.reading.exchange import ExchangePlace
 from holdfast.engine.reading.view import RamTiers, View, newest_view_of, view_of
 from holdfast.errors import AgentUnavailableError, HoldfastError
 from holdfast.format.names import NO_ATTEMPT, AttemptId, CheckpointId
-from holdfast.host.agent_directory import host_name
-from holdfast.host.client import AgentClient, AgentGoneError
-from holdfast.host.config import AgentConfig
-from holdfast.host.launch import (
+from holdfast.host.wire.agent_directory import host_name
+from holdfast.host.wire.client import AgentClient, AgentGoneError
+from holdfast.host.wire.config import AgentConfig
+from holdfast.host.wire.launch import (
     LEAVING_POLL_SECS,
     START_SECS,
     AgentStart,
     begin_start,
     ensure_agent,
 )
-from holdfast.host.protocol import AgentStatus, Attach, Empty, Notice, PeerAddresses
+from holdfast.host.wire.protocol import AgentStatus, Attach, Empty, Notice, PeerAddresses
 from holdfast.peers.address import PeerAddress, parsed_addresses
 from holdfast.peers.config import PeerConfig, read_token
 from holdfast.store.contract import ReadableStore

@@ -2,8 +2,8 @@
 
 The places of a run, such as its directory and its remote tier, have one id, by which RAM is found.
 If they were trained apart, RAM of one of them has no checkpoint of the other
-(`host.ram_attempts`). A reader leaves such RAM out, and a start that would displace it is refused
-as long as its own place can still continue from it.
+(`host.tiers.ram_attempts`). A reader leaves such RAM out, and a start that would displace it is
+refused as long as its own place can still continue from it.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from holdfast.engine.lifecycle.catalog import list_checkpoints
 from holdfast.engine.lifecycle.run import read_run_record
 from holdfast.errors import AgentUnavailableError, HoldfastError
 from holdfast.format.names import CheckpointId
-from holdfast.host.agent_directory import agent_folders, host_name, ram_folder
-from holdfast.host.launch import find_agent
-from holdfast.host.ram_attempts import foreign_attempts
-from holdfast.host.ram_place import noted_place
+from holdfast.host.tiers.ram_attempts import foreign_attempts
+from holdfast.host.tiers.ram_place import noted_place
+from holdfast.host.wire.agent_directory import agent_folders, host_name, ram_folder
+from holdfast.host.wire.launch import find_agent
 from holdfast.store.durable import DurableStore
 from holdfast.store.location import open_durable
 from holdfast.store.ram import RamStore

@@ -16,7 +16,7 @@ import sys
 import threading
 from collections.abc import Iterator
 
-from holdfast.host.protocol import Detached
+from holdfast.host.wire.protocol import Detached
 from holdfast.quantities import secs_text, size_text
 from holdfast.store.location import RunLocation
 from holdfast.trainer.opening.agent_session import AgentPlace

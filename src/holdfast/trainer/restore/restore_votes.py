@@ -10,7 +10,7 @@ import msgspec
 from holdfast.errors import FencedError, HoldfastError, ProcessLostError
 from holdfast.format.json_codec import decode
 from holdfast.format.names import CheckpointId
-from holdfast.host.protocol import Notice
+from holdfast.host.wire.protocol import Notice
 from holdfast.trainer.opening.rendezvous import Rendezvous, json_text
 from holdfast.trainer.restore.restore_exchange import RestoreExchange
 from holdfast.trainer.restore.restoring import Rounds

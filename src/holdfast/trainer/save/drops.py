@@ -26,7 +26,7 @@ from dataclasses import dataclass, replace
 
 from holdfast.errors import SaveFailedError
 from holdfast.format.names import Age, AttemptId, CheckpointId
-from holdfast.host.protocol import SKIPPED
+from holdfast.host.wire.protocol import SKIPPED
 
 DROPPED_SECS = 30.0
 """How long after a drop a newer checkpoint can replace it."""

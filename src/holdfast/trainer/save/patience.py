@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator
 from holdfast import waits
 from holdfast.clock import Clock
 from holdfast.errors import HoldfastError, WaitInterruptedError, WaitTimeoutError
-from holdfast.host.protocol import Empty, EventReport, QuietHosts
+from holdfast.host.wire.protocol import Empty, EventReport, QuietHosts
 from holdfast.observe.events.schema import SHOWN_MAX, LeftUnfinished
 from holdfast.trainer.opening.agent_session import AgentSession
 from holdfast.trainer.save.progress import STEPS_SHOWN_MAX, Progress

@@ -29,7 +29,7 @@ from holdfast.errors import (
     WaitTimeoutError,
 )
 from holdfast.format.names import AttemptId, CheckpointId
-from holdfast.host.protocol import SKIPPED, WATCHED_MAX, Notice, Sealed
+from holdfast.host.wire.protocol import SKIPPED, WATCHED_MAX, Notice, Sealed
 from holdfast.trainer.save.drops import Drops
 
 SEALED_MAX = 256

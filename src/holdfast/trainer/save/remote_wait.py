@@ -15,8 +15,8 @@ from holdfast.engine.lifecycle.commit import is_committed
 from holdfast.engine.lifecycle.newest import newest_committed
 from holdfast.errors import CheckpointDamagedError, StorageError, WaitTimeoutError
 from holdfast.format.names import CheckpointId
-from holdfast.host import protocol
-from holdfast.host.daemon_threads import begin_call
+from holdfast.host.tiers.daemon_threads import begin_call
+from holdfast.host.wire import protocol
 from holdfast.store.durable import DurableStore
 from holdfast.trainer.opening.agent_session import AgentSession
 from holdfast.trainer.opening.opening import OpenRun

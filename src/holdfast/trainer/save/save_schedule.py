@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from holdfast import waits
 from holdfast.clock import Clock, SystemClock
 from holdfast.format.names import STEP_MAX, CheckpointId
-from holdfast.host.control_block import (
+from holdfast.host.wire.control_block import (
     NEVER,
     PREEMPTION_CONFIRMED,
     TARGET_DURABLE,

@@ -44,7 +44,7 @@ from holdfast.errors import (
     WaitInterruptedError,
 )
 from holdfast.format.names import CheckpointId
-from holdfast.host import protocol
+from holdfast.host.wire import protocol
 from holdfast.observe.events.schema import RamUnavailable
 from holdfast.store.contract import Store
 from holdfast.trainer.opening.agent_session import AgentSession

@@ -23,7 +23,7 @@ from holdfast.engine.reading.view import View
 from holdfast.errors import HoldfastError
 from holdfast.format.names import CheckpointId
 from holdfast.format.records import decode_metrics
-from holdfast.host import protocol
+from holdfast.host.wire import protocol
 from holdfast.policy import preservation_policy, save_decision_policy
 from holdfast.policy.contexts import CheckpointInfo, PreservationContext, SaveContext
 from holdfast.policy.preservation_policy import PreservationPolicy, kept

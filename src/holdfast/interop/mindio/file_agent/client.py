@@ -12,10 +12,10 @@ import msgspec
 
 from holdfast.clock import Clock
 from holdfast.errors import AgentUnavailableError, translated
-from holdfast.host.agent_directory import host_name, make_private, make_root, roots, safe_name
-from holdfast.host.client import AgentClient, AgentGoneError, AgentSilentError
-from holdfast.host.config import ALREADY_RUNNING
-from holdfast.host.launch import is_locked, last_line, reap, spawn
+from holdfast.host.wire.agent_directory import host_name, make_private, make_root, roots, safe_name
+from holdfast.host.wire.client import AgentClient, AgentGoneError, AgentSilentError
+from holdfast.host.wire.config import ALREADY_RUNNING
+from holdfast.host.wire.launch import is_locked, last_line, reap, spawn
 from holdfast.interop.mindio.file_agent.protocol import FileAgentConfig, FileAgentStatus, FilesAsked
 from holdfast.interop.mindio.file_agent.ram_files import RECORDS
 

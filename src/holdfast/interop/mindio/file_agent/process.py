@@ -13,10 +13,10 @@ from pathlib import Path
 
 from holdfast.clock import SystemClock
 from holdfast.format.json_codec import decode
-from holdfast.host.agent_directory import SOCKET
-from holdfast.host.calls import serve_calls
-from holdfast.host.config import ALREADY_RUNNING
-from holdfast.host.place import locked_place
+from holdfast.host.wire.agent_directory import SOCKET
+from holdfast.host.wire.calls import serve_calls
+from holdfast.host.wire.config import ALREADY_RUNNING
+from holdfast.host.wire.place import locked_place
 from holdfast.interop.mindio.file_agent.protocol import FileAgentConfig
 from holdfast.interop.mindio.file_agent.service import FileService
 

@@ -22,7 +22,7 @@ import msgspec
 from holdfast.clock import Clock
 from holdfast.errors import HoldfastError, InvalidArgumentError, OutOfSpaceError, translated
 from holdfast.format.json_codec import decode
-from holdfast.host.calls import Handler
+from holdfast.host.wire.calls import Handler
 from holdfast.interop.mindio.file_agent import protocol
 from holdfast.interop.mindio.file_agent.file_at_path import (
     FileLostError,

@@ -1,0 +1,1 @@
+"""The driver of this host's node, and what it is driven with: the run, the trainers, the peers."""

@@ -1,0 +1,1 @@
+"""What the agent measures and serves as metrics."""

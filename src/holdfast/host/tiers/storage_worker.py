@@ -1,0 +1,674 @@
+"""Carry out the coordination's effects on the stores, and return the outcomes as inputs.
+
+Nothing is decided here. Each operation runs on a thread and always ends with an input: errors are
+reported to the coordination, which retries or notifies the trainers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import logging
+import math
+import os
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from holdfast.coordination import effects, inputs
+from holdfast.coordination.settings import LEASE_SECS, PULLS_MAX
+from holdfast.engine.lifecycle.attempts import AttemptStart, begin_attempt, newest_attempt
+from holdfast.engine.lifecycle.catalog import list_checkpoints, list_folder
+from holdfast.engine.lifecycle.commit import (
+    check_not_fenced,
+    commit,
+    is_committed,
+    read_part,
+    remove,
+)
+from holdfast.engine.lifecycle.leases import Lease, Leases, LeaseWriter
+from holdfast.engine.lifecycle.newest import NewestListing, list_newest
+from holdfast.engine.lifecycle.references import ReusedImages
+from holdfast.engine.lifecycle.run import check_run, deletion_text
+from holdfast.engine.saving.part_layouts import PartLayouts
+from holdfast.engine.tiers.shared_attempts import begin_in_both
+from holdfast.engine.transfer.copy import copy_part
+from holdfast.engine.transfer.fetch import fetch_part
+from holdfast.errors import (
+    CheckpointDamagedError,
+    FencedError,
+    HoldfastError,
+    ObjectNotFoundError,
+    StorageError,
+    StorageRefusedError,
+)
+from holdfast.format.names import NO_ATTEMPT, STEP_MAX, AttemptId, CheckpointId, part_key
+from holdfast.format.records import AttemptRecord, CheckpointSpec, Manifest
+from holdfast.format.timeline import last_steps
+from holdfast.host.driver.agent_run import AgentRun
+from holdfast.host.driver.attached_trainers import AttachedTrainers
+from holdfast.host.tiers.opening_listing import OpeningListing
+from holdfast.host.tiers.ram_attempts import (
+    foreign_attempts,
+    forget_attempts,
+    is_noted,
+    note_attempt,
+)
+from holdfast.host.tiers.ram_place import note_place, place_of
+from holdfast.host.tiers.ram_tier import RamTier, listed_parts
+from holdfast.host.tiers.remote_leases import RemoteLeases
+from holdfast.host.wire.agent_directory import user_name
+from holdfast.observe.events.schema import CopyFailed
+from holdfast.peers.directory import PeerDirectory
+from holdfast.store.contract import ReadableStore
+from holdfast.store.durable import FleetingStore
+from holdfast.store.fleeting_tiers import FleetingTiers
+from holdfast.store.ram import RamStore
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+CLOSE_SECS = 10.0
+RELEASE_SECS = 5.0
+"""How long the removal of a lease from the remote tier is awaited."""
+SPEC_SECS = 10.0
+"""How long rank 0's part is awaited in the durable tier while its host is silent."""
+SPEC_POLL_SECS = 0.25
+SPEC_REST_SECS = 30.0
+"""For how long nothing is awaited there after a wait in vain."""
+MISSING_MAX = 256
+"""How many of the newest parts that were missing at their source are remembered."""
+
+
+class StorageWorker:
+    """The agent's threads for its stores. `on_commit` is called in the loop for each manifest."""
+
+    def __init__(
+        self,
+        run: AgentRun,
+        ram: RamTier,
+        trainers: AttachedTrainers,
+        peers: PeerDirectory,
+        on_commit: Callable[[Manifest, float], None],
+    ) -> None:
+        self._run = run
+        self._ram = ram
+        self._trainers = trainers
+        self._peers = peers
+        self._on_commit = on_commit
+        # Separate threads: a long write must delay neither a commit, nor a start, nor replicas.
+        self._writing = ThreadPoolExecutor(1, "holdfast-write")
+        self._committing = ThreadPoolExecutor(1, "holdfast-commit")
+        self._reading = ThreadPoolExecutor(1, "holdfast-read")
+        # Storage that hangs in another call must not make a live attempt look dead.
+        self._leasing = ThreadPoolExecutor(1, "holdfast-lease")
+        # A busy service answers late: what trainers ask meanwhile must not wait for that.
+        self._looking = ThreadPoolExecutor(1, "holdfast-look")
+        self._pulling = ThreadPoolExecutor(PULLS_MAX, "holdfast-copies")
+        self._changed = threading.Condition()
+        self._in_use: set[CheckpointId] = set()
+        self.reused_images = ReusedImages()
+        self._bad_sources: dict[str, type[Exception]] = {}
+        self._missing: dict[tuple[CheckpointId, int], None] = {}
+        """Parts that were missing at the source of a pull, the oldest first."""
+        self._leases = Leases(FleetingTiers(self._fleeting), self._run.config.run_id)
+        self._lease_writer = LeaseWriter(self._leases)
+        """Writes to both tiers, where a start has to know that it was written."""
+        run_id = self._run.config.run_id
+        self._renewals = LeaseWriter(Leases(FleetingTiers(self._fleeting_durable), run_id))
+        remote = LeaseWriter(Leases(FleetingTiers(self._fleeting_remote), run_id))
+        self._remote_leases = RemoteLeases(remote)
+        self.problem: HoldfastError | None = None
+        """The last error of a listing, a start or a lease."""
+        self._began_secs: dict[CheckpointId, float] = {}
+        self._layouts: PartLayouts | None = None
+        self._no_spec_until_secs = -math.inf
+        self.known_attempts: dict[int, AttemptRecord] = {}
+        """The records of attempts that were read since the last start, by number."""
+        self._known_remote_attempts: dict[int, AttemptRecord] = {}
+        self._put_attempt = NO_ATTEMPT
+        """The attempt whose record this agent has put last, or has tried to."""
+        self.opening = OpeningListing(self._run.clock)
+
+    def close(self) -> None:
+        """End the threads after their present operations, which are awaited for `CLOSE_SECS`.
+
+        A service that does not answer would hold them for minutes. What is interrupted then, by the
+        end of the process, may be interrupted anywhere.
+        """
+        ending = threading.Thread(target=self._end_threads, name="holdfast-end", daemon=True)
+        ending.start()
+        ending.join(CLOSE_SECS)
+
+    def _end_threads(self) -> None:
+        pools = (
+            *(self._writing, self._committing, self._reading),
+            *(self._pulling, self._leasing, self._looking),
+        )
+        for pool in pools:
+            pool.shutdown(wait=False, cancel_futures=True)
+        for pool in pools:
+            pool.shutdown()
+
+    async def query(self, call: Callable[..., T], *arguments: object) -> T:
+        """Run a call that reads the stores."""
+        return await asyncio.get_running_loop().run_in_executor(self._reading, call, *arguments)
+
+    async def write(self, call: Callable[..., T], *arguments: object) -> T:
+        """Run a call that changes the stores, after those submitted before it."""
+        return await asyncio.get_running_loop().run_in_executor(self._writing, call, *arguments)
+
+    async def is_committed(self, checkpoint: CheckpointId) -> bool:
+        """Return whether the durable tier has the checkpoint's manifest."""
+        return await self.query(is_committed, self._run.durable, checkpoint)
+
+    @contextlib.contextmanager
+    def alone_with(self, checkpoint: CheckpointId) -> Iterator[None]:
+        """Exclude other commits and removals of that checkpoint on this agent's threads.
+
+        A commit amid a removal would name bytes that are gone.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: checkpoint not in self._in_use)
+            self._in_use.add(checkpoint)
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._in_use.discard(checkpoint)
+                self._changed.notify_all()
+
+    # Operations.
+
+    async def persist(self, wanted: effects.Persist) -> inputs.PartsWritten | inputs.WriteFailed:
+        """Make parts in this host's RAM durable."""
+        self._began_secs.setdefault(wanted.id, self._run.clock.monotonic())
+        try:
+            await self.write(self._persist, wanted)
+        except Exception as raised:
+            newer = await self._newer_attempt(raised)
+            error = await self._explained(raised)
+            log.warning("cannot write parts of %s to the durable tier: %s", wanted.id, error)
+            return inputs.WriteFailed(wanted.id, _reason(error), newer)
+        return inputs.PartsWritten(wanted.id, wanted.ranks)
+
+    async def commit(self, wanted: effects.Commit) -> inputs.CommitWritten | inputs.CommitFailed:
+        """Write the manifest of a durable checkpoint."""
+        loop = asyncio.get_running_loop()
+        try:
+            manifest = await loop.run_in_executor(self._committing, self._commit, wanted)
+        except Exception as raised:
+            newer = await self._newer_attempt(raised)
+            error = await self._explained(raised)
+            log.warning("cannot commit %s: %s", wanted.id, error)
+            return inputs.CommitFailed(wanted.id, _reason(error), newer)
+        now_secs = self._run.clock.monotonic()
+        secs = now_secs - self._began_secs.pop(wanted.id, now_secs)
+        self._began_secs.clear()
+        self._on_commit(manifest, secs)
+        return inputs.CommitWritten(wanted.id)
+
+    async def pull(self, wanted: effects.Pull) -> inputs.ReplicaSealed | inputs.PullFailed:
+        """Copy a part from another host's RAM, as far as no rank here has copied it into a slot."""
+        filled = await self._ram.replicas.wait(wanted.id, wanted.rank)
+        slot = self._ram.slots.replica_slot(wanted.id, wanted.rank, filled)
+        loop = asyncio.get_running_loop()
+        try:
+            with slot as reserve:
+                pull = functools.partial(self._pull, wanted, reserve, is_filled=filled is not None)
+                self._ram.pulled_bytes += await loop.run_in_executor(self._pulling, pull)
+        except Exception as error:
+            if self._may_be_recycled(wanted, error):
+                log.info("part %d of %s is no longer there: %s", wanted.rank, wanted.id, error)
+            else:
+                log.warning("cannot copy part %d of %s: %s", wanted.rank, wanted.id, error)
+                self._report_copy(wanted, error)
+            return inputs.PullFailed(wanted.id, wanted.rank)
+        self._bad_sources.pop(wanted.source, None)
+        return inputs.ReplicaSealed(wanted.id, wanted.rank, wanted.part_count)
+
+    async def list_durable(
+        self, wanted: effects.ListDurable
+    ) -> inputs.DurableListed | inputs.ListingFailed:
+        """Return the contents of the durable tier."""
+        try:
+            return await self.query(self._list_durable, wanted)
+        except Exception as error:
+            log.warning("cannot list the durable tier: %s", error)
+            self._note(error)
+            return inputs.ListingFailed(_reason(error), _is_final(error))
+
+    async def newest_for(self, attempt: AttemptId) -> NewestListing | None:
+        """Return the newest checkpoints for readers of an attempt, listed once on this host.
+
+        Returns:
+            None once something here has changed the durable tier, or may have: a reader then lists
+            it by itself.
+        """
+        found = self.opening.of_attempt(attempt)
+        if found is None and self.opening.is_open_for(attempt):
+            await self.query(self.list_for_opening)
+            found = self.opening.of_attempt(attempt)
+        return found
+
+    async def begin(
+        self, wanted: effects.BeginAttempt
+    ) -> inputs.AttemptBegun | inputs.AttemptTaken | inputs.BeginFailed:
+        """Write an attempt's record, unless another host has written it."""
+        try:
+            is_begun = await self.query(self._begin, wanted)
+        except Exception as error:
+            log.warning("cannot begin attempt %s: %s", wanted.attempt, error)
+            self._note(error)
+            return inputs.BeginFailed(wanted, _reason(error), _is_final(error))
+        return (inputs.AttemptBegun if is_begun else inputs.AttemptTaken)(wanted)
+
+    async def renew_lease(self, wanted: effects.RenewLease) -> inputs.LeaseWritten:
+        """Write the lease of the attempt that this host leads."""
+        lease = self._lease(wanted.attempt, wanted.incarnation, wanted.counter)
+        if self._run.remote is not None:
+            self._remote_leases.call_soon(lambda writer: writer.write(lease))
+        await self._lease_call(self._renewals.write, lease)
+        return inputs.LeaseWritten(wanted.attempt)
+
+    async def release_lease(self, wanted: effects.ReleaseLease) -> inputs.LeaseWritten:
+        """Remove the lease of an attempt that has ended."""
+        if self._run.remote is not None:
+            self._remote_leases.call_soon(lambda writer: writer.remove(wanted.attempt))
+        await self._lease_call(self._renewals.remove, wanted.attempt)
+        if self._run.remote is not None:
+            # The agent may end with this.
+            await self._lease_call(self._remote_leases.wait_idle, RELEASE_SECS)
+        return inputs.LeaseWritten(wanted.attempt)
+
+    async def read_lease(self, wanted: effects.ReadLease) -> inputs.LeaseRead | inputs.LeaseNotRead:
+        """Read the lease of an attempt that another agent leads."""
+        try:
+            lease = await self._lease_call(self._leases.read, wanted.attempt.number)
+        except HoldfastError as error:
+            log.warning("cannot read the lease of attempt %s: %s", wanted.attempt, error)
+            self._note(error)
+            return inputs.LeaseNotRead(wanted.attempt, _reason(error), _is_final(error))
+        return inputs.LeaseRead(wanted.attempt, lease)
+
+    async def _lease_call(self, call: Callable[..., T], *arguments: object) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._leasing, call, *arguments)
+
+    def _lease(self, attempt: AttemptId, incarnation: int, counter: int) -> Lease:
+        config, group = self._run.config, self._trainers.group
+        first = next(iter(group.present), None) if group is not None else None
+        return Lease(
+            run_id=config.run_id,
+            attempt=attempt,
+            host=config.host,
+            pid=first.pid if first is not None else os.getpid(),
+            user=user_name(),
+            incarnation=incarnation,
+            counter=counter,
+        )
+
+    def _may_be_recycled(self, wanted: effects.Pull, error: Exception) -> bool:
+        """Return whether the part may have been recycled at its source during the pull: no problem.
+
+        The order to drop it arrives later. A part that is missing again when the pull is retried is
+        still wanted, and really missing.
+        """
+        part = wanted.id, wanted.rank
+        if not isinstance(error, ObjectNotFoundError) or part in self._missing:
+            return False
+        self._missing[part] = None
+        while len(self._missing) > MISSING_MAX:
+            del self._missing[next(iter(self._missing))]
+        return True
+
+    def _report_copy(self, wanted: effects.Pull, error: Exception) -> None:
+        """Report that no replica can be pulled from that host: once, until a pull succeeds."""
+        if self._bad_sources.get(wanted.source) is not type(error):
+            self._bad_sources[wanted.source] = type(error)
+            self._run.events.write(
+                CopyFailed(
+                    step=wanted.id.step,
+                    attempt=wanted.id.attempt.number,
+                    rank=wanted.rank,
+                    source=wanted.source,
+                    reason=_reason(error),
+                )
+            )
+
+    # On the threads.
+
+    def _persist(self, wanted: effects.Persist) -> None:
+        try:
+            self._persist_parts(wanted)
+        finally:
+            self.opening.forget_listing()
+
+    def _persist_parts(self, wanted: effects.Persist) -> None:
+        check_not_fenced(self._run.durable, wanted.id)
+        part_count = self._part_count(wanted.id)
+        layouts = None
+        for rank in sorted(wanted.ranks):
+            part = read_part(self._ram.store, wanted.id, rank, part_count)
+            if layouts is None:
+                layouts = self._layouts_of(part.checkpoint or self._spec(wanted.id, part_count))
+            copy_part(self._ram.store, self._run.durable, part, layouts)
+
+    def _part_count(self, checkpoint: CheckpointId) -> int:
+        parts = list_folder(self._ram.store, checkpoint).parts
+        if not parts:
+            raise StorageError(f"save {checkpoint}: none of its parts is in RAM any more")
+        return next(iter(parts.values()))
+
+    def _commit(self, wanted: effects.Commit) -> Manifest:
+        durable = self._run.durable
+        with self.alone_with(wanted.id):
+            # A newer attempt may have begun while the bytes were written.
+            check_not_fenced(durable, wanted.id)
+            check_run(durable, durable.home.location_text, self._run.config.run_id)
+            try:
+                return commit(durable, wanted.id, wanted.part_count, self.reused_images.committing)
+            finally:
+                self.opening.forget_listing()
+
+    def _pull(self, wanted: effects.Pull, reserve: Callable[[int], str], *, is_filled: bool) -> int:
+        source = self._peers.store_of(wanted.source)
+        part = read_part(source, wanted.id, wanted.rank, wanted.part_count)
+        # A separate store, because its slots come from `reserve`.
+        target = RamStore(self._ram.store.root, reserve, self._run.clock, self._run.files)
+        try:
+            layouts = self._layouts_of(self._spec(wanted.id, wanted.part_count))
+            return fetch_part(source, target, part, layouts, is_filled=is_filled)
+        finally:
+            target.close()
+
+    def _spec(self, checkpoint: CheckpointId, part_count: int) -> CheckpointSpec:
+        """Return the checkpoint's spec from rank 0's part, wherever that part is.
+
+        A host of rank 0 that is cut off makes its parts durable once it misses this host. So while
+        it is silent, its part is awaited in the durable tier; after one wait in vain no other one
+        follows for a while, since the host may be lost.
+
+        Raises:
+            ObjectNotFoundError: no store has the part.
+            CheckpointDamagedError: no store has a readable part with a spec.
+        """
+        clock = self._run.clock
+        deadline = clock.monotonic() + SPEC_SECS
+        while True:
+            try:
+                return self._find_spec(checkpoint, part_count)
+            except ObjectNotFoundError:
+                now_secs = clock.monotonic()
+                if not self._peers.is_leader_silent() or now_secs < self._no_spec_until_secs:
+                    raise
+                if now_secs >= deadline:
+                    self._no_spec_until_secs = now_secs + SPEC_REST_SECS
+                    raise
+            clock.sleep(SPEC_POLL_SECS)
+
+    def _find_spec(self, checkpoint: CheckpointId, part_count: int) -> CheckpointSpec:
+        problems: list[str] = []
+        is_missing = True
+        stores: list[ReadableStore] = [
+            self._ram.store,
+            *self._peers.leading_stores(),
+            self._run.durable,
+        ]
+        for store in stores:
+            try:
+                first = read_part(store, checkpoint, 0, part_count)
+            except HoldfastError as error:
+                problems.append(str(error))
+                is_missing &= isinstance(error, ObjectNotFoundError)
+                continue
+            if first.checkpoint is not None:
+                return first.checkpoint
+            is_missing = False
+            problems.append(f"{part_key(checkpoint, 0, part_count)} has no checkpoint spec")
+        kind = ObjectNotFoundError if is_missing else CheckpointDamagedError
+        raise kind(f"save {checkpoint}: rank 0's part was not found ({'; '.join(problems)})")
+
+    def _layouts_of(self, spec: CheckpointSpec) -> PartLayouts:
+        """Return the layouts of a checkpoint's parts; most have the arrays of the one before.
+
+        Threads that copy other checkpoints set theirs meanwhile; each continues with its own.
+        """
+        layouts = self._layouts = PartLayouts(spec.arrays, self._layouts)
+        return layouts
+
+    def _fleeting(self) -> list[FleetingStore]:
+        return [*self._fleeting_durable(), *self._fleeting_remote()]
+
+    def _fleeting_durable(self) -> list[FleetingStore]:
+        return [self._run.durable.fleeting]
+
+    def _fleeting_remote(self) -> list[FleetingStore]:
+        remote = self._run.remote
+        return [remote.store.fleeting] if remote is not None else []
+
+    def _list_durable(self, wanted: effects.ListDurable) -> inputs.DurableListed:
+        remote = self._list_remote(wanted)
+        if wanted.attempt:
+            found = self.opening.take_for_leader(wanted.attempt, wanted.since_step)
+            found = found or self._list_newest(wanted.since_step)
+        else:
+            found = self.opening.take_for_start() or self._list_for_start()
+        newer = found
+        if remote is not None and remote.newest_number > found.newest_number:
+            # Begun by a start that shares the remote tier alone, maybe from an earlier checkpoint
+            # than the newest one that this listing goes back to.
+            newer, found = remote, self._list_newest(0)
+        remote_only = frozenset[CheckpointId]()
+        if remote is not None:
+            remote_only = remote.committed_ids - found.committed_ids
+        newest = newer.attempts.get(newer.newest_number)
+        return inputs.DurableListed(
+            newest_attempt=newer.newest_attempt,
+            leader=newest.host if newest is not None else "",
+            is_begun_here=self.has_begun(newer.newest_attempt),
+            is_over=newer.is_over,
+            limits=last_steps(newer.attempts),
+            committed=found.committed_ids | remote_only,
+            remote_only=remote_only,
+            parts=listed_parts(found.uncommitted),
+        )
+
+    def _list_remote(self, wanted: effects.ListDurable) -> NewestListing | None:
+        """Return the newest checkpoints of the remote tier; None without one.
+
+        A live attempt goes on without it. A start needs it: another start may have begun there.
+
+        Raises:
+            CheckpointDamagedError, StorageError: it cannot be listed, and no attempt is live here.
+        """
+        remote = self._run.remote
+        if remote is None:
+            return None
+        since_step = wanted.since_step if wanted.attempt else self._oldest_step_in_ram()
+        if not wanted.attempt:
+            self._known_remote_attempts = {}
+        try:
+            return list_newest(remote.store, self._known_remote_attempts, since_step)
+        except (CheckpointDamagedError, StorageError) as error:
+            if self._trainers.group is None:
+                raise type(error)(f"list the remote tier {remote.place}: {error}") from error
+            log.warning("the remote tier %s cannot be listed now: %s", remote.place, error)
+            return None
+
+    def list_for_opening(self, *, is_for_start: bool = False) -> NewestListing:
+        """List the newest checkpoints, for the later steps of an opening too."""
+        changes = self.opening.changes
+        since_step = self._oldest_step_in_ram()
+        found = list_newest(self._run.durable, self.known_attempts, since_step, self.has_ended)
+        self.opening.keep(found, changes, is_for_start=is_for_start)
+        return found
+
+    def _list_for_start(self) -> NewestListing:
+        """List for a start of an agent that has run for a while.
+
+        The run may have been put back to an earlier state since, and trained on elsewhere. So the
+        records are read again, of which others may have the numbers of those read before.
+        """
+        self.known_attempts = {}
+        return self.list_for_opening()
+
+    def _oldest_step_in_ram(self) -> int:
+        return min((c.step for c in self._ram.checkpoints()), default=STEP_MAX)
+
+    def _list_newest(self, since_step: int) -> NewestListing:
+        return list_newest(self._run.durable, self.known_attempts, since_step)
+
+    def has_begun(self, attempt: AttemptId) -> bool:
+        """Return whether an agent of this folder has begun the attempt: this one, or a dead one."""
+        is_put = bool(attempt) and attempt == self._put_attempt
+        return is_put or is_noted(self._run.folder, attempt)
+
+    def has_ended(self, record: AttemptRecord) -> bool:
+        """Return whether an attempt of this host's name that began elsewhere has no valid lease.
+
+        Its agent, of another user, folder or container, cannot be asked.
+        """
+        if record.host != self._run.config.host or self.has_begun(record.attempt):
+            return False
+        lease = self._leases.read(record.attempt.number)
+        return lease is None or lease.age_secs >= LEASE_SECS
+
+    def _begin(self, wanted: effects.BeginAttempt) -> bool:
+        config, durable = self._run.config, self._run.durable
+        check_run(durable, durable.home.location_text, config.run_id)
+        remote = self._run.remote
+        if remote is not None:
+            check_run(remote.store, remote.place, config.run_id)
+        start = AttemptStart(
+            run_id=config.run_id,
+            origin=wanted.origin,
+            host=config.host,
+            pid=os.getpid(),
+            time=self._run.clock.now(),
+        )
+        # The note and the lease are written first: the next agent of this folder that finds the
+        # record finds the note, and another start a fresh lease.
+        self._put_attempt = wanted.attempt
+        try:
+            note_attempt(self._run.folder, wanted.attempt)
+        except OSError as error:
+            log.warning(
+                "attempt %s is not noted in %s; if this agent is killed, the next start waits for "
+                "the attempt's lease: %s",
+                wanted.attempt,
+                self._run.folder,
+                error,
+            )
+        self._lease_writer.write(self._lease(wanted.attempt, 0, 0))
+        try:
+            if remote is None:
+                is_whole = self.opening.has_whole(wanted.attempt.number - 1)
+                record = begin_attempt(durable, wanted.attempt, start, is_previous_whole=is_whole)
+            else:
+                record = begin_in_both(durable, remote.store, wanted.attempt, start)
+        except HoldfastError:
+            self.opening.forget_listing()
+            # A start that fails leaves no lease; one that tries again writes another.
+            self._lease_writer.remove(wanted.attempt)
+            raise
+        if record is None:
+            self.opening.forget_listing()
+        else:
+            self.opening.begun(record)
+        return record is not None
+
+    def note_joined(self, attempt: AttemptId) -> None:
+        """Note the attempt and the run's place beside this host's RAM, which may get its parts."""
+        self._reading.submit(self._note_joined, attempt)
+
+    def _note_joined(self, attempt: AttemptId) -> None:
+        try:
+            held = {checkpoint.attempt for checkpoint in self._ram.checkpoints()}
+            note_attempt(self._run.folder, attempt)
+            forget_attempts(self._run.folder, {attempt, *held})
+            note_place(self._run.folder, place_of(self._run.durable.home))
+        except OSError as error:
+            log.info("attempt %s is not noted beside the RAM tier: %s", attempt, error)
+
+    async def drop_foreign(self) -> set[AttemptId]:
+        """Drop what RAM has of attempts that are not this run's; return these attempts."""
+        return await self.query(self._drop_foreign)
+
+    def _drop_foreign(self) -> set[AttemptId]:
+        ram = self._ram.store
+        try:
+            listed = list_checkpoints(ram)
+            attempts = {checkpoint.attempt for checkpoint in listed}
+            foreign = foreign_attempts(
+                self._run.folder, self._run.durable, attempts, self.known_attempts
+            )
+            for checkpoint, listing in listed.items():
+                if checkpoint.attempt in foreign:
+                    log.warning(
+                        "step %d in RAM is of another attempt %s than %s has, which was put back "
+                        "to an earlier state or trained apart; it is dropped",
+                        checkpoint.step,
+                        checkpoint.attempt,
+                        self._run.path,
+                    )
+                    remove(ram, checkpoint, listing)
+        except HoldfastError as error:
+            log.warning("the attempts of what is in RAM cannot be compared: %s", error)
+            return set()
+        return foreign
+
+    def remove_old_leases(self, attempt: AttemptId) -> None:
+        """Remove the leases of earlier attempts, which are only leftovers."""
+        with contextlib.suppress(StorageError):
+            self._leases.remove_before(attempt.number)
+
+    def _note(self, error: Exception) -> None:
+        self.problem = error if isinstance(error, HoldfastError) else None
+
+    async def look_for_run(self) -> None:
+        """Note at the run's home if its bucket no longer has it."""
+        await asyncio.get_running_loop().run_in_executor(self._looking, self._look_for_run)
+
+    def _look_for_run(self) -> None:
+        """Read whether a bucket still has the run, and note it at the run's home if not.
+
+        A directory needs no read: its home knows. If the bucket cannot be read, nothing is noted.
+        """
+        durable = self._run.durable
+        if not durable.is_remote:
+            return
+        try:
+            text = deletion_text(durable, durable.home.location_text, self._run.config.run_id)
+        except StorageError as error:
+            log.info("it cannot be read whether the bucket still has the run: %s", error)
+            return
+        if text is not None:
+            durable.home.note_gone(text)
+
+    async def _explained(self, error: Exception) -> Exception:
+        """Return why an operation failed: objects of a run that was deleted are missing."""
+        if isinstance(error, ObjectNotFoundError):
+            await self.look_for_run()
+            reason = await self.query(self._run.durable.home.unusable_reason)
+            if reason is not None:
+                return StorageError(reason)
+        return error
+
+    async def _newer_attempt(self, error: Exception) -> AttemptId:
+        """Return the attempt that fenced a failed operation; none if it failed otherwise."""
+        if not isinstance(error, FencedError):
+            return NO_ATTEMPT
+        try:
+            return await self.query(newest_attempt, self._run.durable)
+        except HoldfastError:
+            return NO_ATTEMPT
+
+
+def _is_final(error: Exception) -> bool:
+    return isinstance(error, StorageRefusedError)
+
+
+def _reason(error: Exception) -> str:
+    return str(error) or repr(error)

@@ -1,0 +1,1 @@
+"""The trainers of one agent: their starts and ends, and their saves."""

@@ -1,0 +1,1 @@
+"""What other processes share with an agent: messages, files and cells, and its start."""
