@@ -145,14 +145,14 @@ class Agent:
         if record is not None:
             self.network.update_addresses(parsed_addresses(record.addresses))
         self.sessions.adopt(group)
-        found = found_again(self.trainers.control, self.ram.checkpoints(), record, group)
-        if found.ram:
-            run.events.write(RamAdopted(checkpoints=tuple(map(str, sorted(found.ram)))))
+        inventory = found_again(self.trainers.control, self.ram.checkpoints(), record, group)
+        if inventory.ram:
+            run.events.write(RamAdopted(checkpoints=tuple(map(str, sorted(inventory.ram)))))
         domain, settings = self.driver.domain, self.driver.settings
         if record is not None:
             domain = record.domain or domain
             settings = Settings(copies=record.copies, heartbeat_secs=record.heartbeat_secs)
-        self.driver.restart(found, domain=domain, settings=settings)
+        self.driver.restart(inventory, domain=domain, settings=settings)
 
     def serve_peers(self, own_status: Callable[[], HostStatus]) -> None:
         """Serve the other hosts from now on, and take their messages."""

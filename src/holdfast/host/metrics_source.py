@@ -100,16 +100,16 @@ class MetricsSource:
 
 def gauges_of(job: JobStatus) -> dict[str, float]:
     """Return the gauges of a run on all its hosts."""
-    found = {
+    gauges = {
         "holdfast_hosts": float(len(job.hosts)),
         "holdfast_silent_hosts": float(sum(1 for host in job.hosts if host.problem)),
     }
     if job.goes_on_from:
         survived = job.goes_on_from[0].lost_domains_max
         domains = len({host.domain for host in job.hosts})
-        found["holdfast_survivable_domain_losses"] = float(
+        gauges["holdfast_survivable_domain_losses"] = float(
             domains if survived is None else survived
         )
     elif job.leader_answers:
-        found["holdfast_survivable_domain_losses"] = 0.0
-    return found
+        gauges["holdfast_survivable_domain_losses"] = 0.0
+    return gauges

@@ -107,10 +107,10 @@ def _leave(folder: Path, is_all_durable: bool) -> None:
 
 def _remove_left_behind(folder: Path) -> None:
     """Remove the folders of earlier agents that were killed while they removed them."""
-    for left in folder.parent.glob(f".{folder.name}.*"):
-        pid = left.suffix[1:]
+    for folder_left in folder.parent.glob(f".{folder.name}.*"):
+        pid = folder_left.suffix[1:]
         if pid.isdecimal() and not Path(f"/proc/{pid}").exists():
-            shutil.rmtree(left, ignore_errors=True)
+            shutil.rmtree(folder_left, ignore_errors=True)
 
 
 def _lower_priority() -> None:
@@ -133,8 +133,8 @@ def _raise_limits() -> None:
     """
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError, OSError):
-        wanted = FILES_MAX if hard == resource.RLIM_INFINITY else min(hard, FILES_MAX)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        files_max = FILES_MAX if hard == resource.RLIM_INFINITY else min(hard, FILES_MAX)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (files_max, hard))
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(str(OOM_SCORE_ADJ))
 

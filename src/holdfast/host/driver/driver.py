@@ -189,11 +189,11 @@ class Driver:
     def _update_record(self) -> None:
         """Write the state that the next agent cannot find out otherwise, if it has changed."""
         group, peers = self._trainers.group, self._network.peers
-        known = self._ready.record
-        leadership, peers.leaders = known.leadership, known.successors
+        node_record = self._ready.record
+        leadership, peers.leaders = node_record.leadership, node_record.successors
         members = tuple(group.members[r] for r in sorted(group.members)) if group else ()
         is_broken = group is not None and group.is_broken
-        recorded_state = (known, members, is_broken, peers.version)
+        recorded_state = (node_record, members, is_broken, peers.version)
         if recorded_state == self._recorded_state:
             return
         self._recorded_state = recorded_state
@@ -208,13 +208,13 @@ class Driver:
                 members=members,
                 is_broken=is_broken,
                 leader=leadership.successors[0] if leadership.successors else "",
-                successors=known.successors,
+                successors=node_record.successors,
                 origin=leadership.origin,
                 addresses={host: str(addresses[host]) for host in sorted(addresses)},
                 domain=self.domain,
                 copies=self.settings.copies,
                 heartbeat_secs=self.settings.heartbeat_secs,
-                ended_attempt=known.ended_attempt,
+                ended_attempt=node_record.ended_attempt,
             )
         if record != self._record:
             self._record = record

@@ -90,9 +90,9 @@ class PeerNetwork:
 
     def update_addresses(self, addresses: Mapping[str, PeerAddress]) -> None:
         """Take reported addresses of other hosts' agents; the newest address of each counts."""
-        known = self.peers.addresses()
+        present = self.peers.addresses()
         for host, address in addresses.items():
-            if host not in known or address.since > known[host].since:
+            if host not in present or address.since > present[host].since:
                 self.reached(host, address)
 
     def reached(self, host: str, address: PeerAddress) -> None:

@@ -129,11 +129,11 @@ def exported(family: MetricFamily, constant: dict[str, str]) -> Metric:
             histogram.add_metric(_values(constant, sample.labels), buckets, sample.value)
         return histogram
     kind = CounterMetricFamily if family.kind == "counter" else GaugeMetricFamily
-    made: CounterMetricFamily | GaugeMetricFamily = kind(family.name, family.text, labels=labels)
+    metric: CounterMetricFamily | GaugeMetricFamily = kind(family.name, family.text, labels=labels)
     for sample in family.samples:
-        made.add_metric(_values(constant, sample.labels), sample.value)
-    assert isinstance(made, Metric)
-    return made
+        metric.add_metric(_values(constant, sample.labels), sample.value)
+    assert isinstance(metric, Metric)
+    return metric
 
 
 def _values(constant: dict[str, str], labels: dict[str, str]) -> list[str]:

@@ -182,8 +182,8 @@ class StepMeter:
                 )
             )
         if 0 <= step <= STEP_MAX:
-            known = self._positions.get(member.rank)
-            if known is not None and step < known.step:
+            position = self._positions.get(member.rank)
+            if position is not None and step < position.step:
                 # The run goes back: the next record would not show how far it was.
                 self._record(self._clock.monotonic())
             blocked_secs = max(0, cells[blocked_cell(member.seat)]) / 1e9

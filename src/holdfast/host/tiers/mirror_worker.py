@@ -63,14 +63,14 @@ class MirrorWorker:
         self._job: _Job | None = None
         self._commits: set[asyncio.Task[None]] = set()
 
-    def write_parts(self, wanted: effects.MirrorParts) -> None:
+    def write_parts(self, effect: effects.MirrorParts) -> None:
         """Begin to write parts; those of another checkpoint or round are not written any more."""
         job = self._job
-        if job is None or (job.id, job.round) != (wanted.id, wanted.round):
+        if job is None or (job.id, job.round) != (effect.id, effect.round):
             for task in job.tasks if job is not None else ():
                 task.cancel()
-            job = self._job = _Job(wanted.id, wanted.round)
-        job.tasks += (asyncio.create_task(self._write(job, rank)) for rank in sorted(wanted.ranks))
+            job = self._job = _Job(effect.id, effect.round)
+        job.tasks += (asyncio.create_task(self._write(job, rank)) for rank in sorted(effect.ranks))
 
     def cancel(self) -> None:
         """Forget what is under way; its threads end with their present request."""
@@ -90,25 +90,25 @@ class MirrorWorker:
         if tasks:
             await asyncio.wait(tasks)
 
-    def commit(self, wanted: effects.MirrorCommit) -> None:
+    def commit(self, effect: effects.MirrorCommit) -> None:
         """Begin to write the manifest of a checkpoint whose parts are all there."""
-        task = asyncio.create_task(self._commit(wanted))
+        task = asyncio.create_task(self._commit(effect))
         self._commits.add(task)
         task.add_done_callback(self._commits.discard)
 
     def _tasks(self) -> list[asyncio.Task[None]]:
         return [*(self._job.tasks if self._job is not None else ()), *self._commits]
 
-    async def _commit(self, wanted: effects.MirrorCommit) -> None:
+    async def _commit(self, effect: effects.MirrorCommit) -> None:
         try:
             remote = self._remote()
-            await in_thread(lambda: self._put_manifest(remote, wanted))
+            await in_thread(lambda: self._put_manifest(remote, effect))
         except Exception as error:
             newer = await self._newer_attempt(error)
             reason = str(error) or repr(error)
-            self._submit(inputs.MirrorCommitFailed(wanted.id, reason, newer))
+            self._submit(inputs.MirrorCommitFailed(effect.id, reason, newer))
         else:
-            self._submit(inputs.MirrorCommitWritten(wanted.id))
+            self._submit(inputs.MirrorCommitWritten(effect.id))
 
     async def _write(self, job: _Job, rank: int) -> None:
         async with self._slots:
@@ -170,13 +170,13 @@ class MirrorWorker:
         )
         return copy_part_once(part_copies(manifest, rank, stores, layouts), remote.store, listed)
 
-    def _put_manifest(self, remote: RemoteTarget, wanted: effects.MirrorCommit) -> None:
+    def _put_manifest(self, remote: RemoteTarget, effect: effects.MirrorCommit) -> None:
         check_run(remote.store, remote.place, self._run.config.run_id, REMOTE_ADVICE)
-        (manifest,) = read_manifests(self._run.durable, [wanted.id])
+        (manifest,) = read_manifests(self._run.durable, [effect.id])
         remote.checkpoints.commit_checkpoint(
-            wanted.id,
+            effect.id,
             lambda images: commit_copy(
-                seal(manifest), remote.store, wanted.id, wanted.part_count, images.committing
+                seal(manifest), remote.store, effect.id, effect.part_count, images.committing
             ),
         )
 

@@ -181,11 +181,11 @@ class Mirroring:
 
     def on_ended(self, effect: effects.MirrorEnded) -> None:
         """Report that a checkpoint was copied, or the first failure of several."""
-        asked = self._asked.get(effect.id)
-        if asked is not None and effect.reason:
+        request = self._asked.get(effect.id)
+        if request is not None and effect.reason:
             self._begin(self._failed(effect.id, effect.reason))
-        elif asked is not None:
-            self._succeeded(asked, effect)
+        elif request is not None:
+            self._succeeded(request, effect)
 
     def forget_timeline(self) -> None:
         """Look at both tiers again: another attempt has begun, maybe from an earlier checkpoint."""
@@ -249,8 +249,8 @@ class Mirroring:
                     step=checkpoint.step, attempt=checkpoint.attempt.number, reason="asked"
                 )
             )
-        known = {each.id for each in (self._newest, self._uploaded) if each is not None}
-        if checkpoint in known or not self._is_known:
+        newest_ids = {each.id for each in (self._newest, self._uploaded) if each is not None}
+        if checkpoint in newest_ids or not self._is_known:
             # What is being read now may have it.
             self._forget_newest()
             self._changed.set()
@@ -333,20 +333,20 @@ class Mirroring:
         target, self._target = self._target, None
         if target is not None and target.id not in self._asked:
             self._asked[target.id] = _Asked(target, self._run.clock.monotonic())
-            wanted = inputs.MirrorTarget(target.id, target.part_count)
-            self._driver.submit(inputs.MirrorWanted(wanted))
+            copy = inputs.MirrorTarget(target.id, target.part_count)
+            self._driver.submit(inputs.MirrorWanted(copy))
             # It has replaced one that waited, or whose last try had failed.
             copied = self._copied()
-            self._asked = {c: asked for c, asked in self._asked.items() if c in copied}
+            self._asked = {c: request for c, request in self._asked.items() if c in copied}
         self._hold()
 
     def _ask_again(self) -> None:
         """Choose again what a leader before the present one was to copy: it is not known there."""
         copied = self._copied()
-        for lost in [c for c in self._asked if c not in copied]:
-            asked = self._asked.pop(lost)
-            if self._target is None or self._target.id < lost:
-                self._target = asked.checkpoint
+        for checkpoint in [c for c in self._asked if c not in copied]:
+            request = self._asked.pop(checkpoint)
+            if self._target is None or self._target.id < checkpoint:
+                self._target = request.checkpoint
 
     def _copied(self) -> frozenset[CheckpointId]:
         copies = self._driver.view.lead.copies
@@ -362,9 +362,9 @@ class Mirroring:
 
     # Outcomes.
 
-    def _succeeded(self, asked: _Asked, effect: effects.MirrorEnded) -> None:
-        secs = self._run.clock.monotonic() - asked.began_secs
-        self._uploaded = asked.checkpoint
+    def _succeeded(self, request: _Asked, effect: effects.MirrorEnded) -> None:
+        secs = self._run.clock.monotonic() - request.began_secs
+        self._uploaded = request.checkpoint
         del self._asked[effect.id]
         # While trainers live, the policy decides about the next one.
         self._wants_newest &= self._trainers.group is None or self._is_behind()

@@ -86,42 +86,42 @@ class OpeningListing:
     def take_for_leader(self, attempt: AttemptId, since_step: int) -> NewestListing | None:
         """Return the listing for the leader of an attempt that began here, once."""
         with self._lock:
-            found = self._listing
+            listing = self._listing
             is_good, self._is_for_leader = self._is_for_leader, False
-            if found is None or not is_good or found.newest_attempt != attempt:
+            if listing is None or not is_good or listing.newest_attempt != attempt:
                 return None
             if self._age_secs() > self._leader_secs:
                 return None
-            return found if found.since_step <= since_step else None
+            return listing if listing.since_step <= since_step else None
 
     def begun(self, record: AttemptRecord) -> None:
         """Add the attempt that has begun here, which continues from what the listing shows."""
         with self._lock:
-            found = self._listing
-            if found is None or found.newest_number != record.attempt.number - 1:
+            listing = self._listing
+            if listing is None or listing.newest_number != record.attempt.number - 1:
                 self._listing = None
                 return
-            attempts = {**found.attempts, record.attempt.number: record}
-            if newest_of(found, attempts) != newest_of(found, found.attempts):
+            attempts = {**listing.attempts, record.attempt.number: record}
+            if newest_of(listing, attempts) != newest_of(listing, listing.attempts):
                 # It goes back to an earlier checkpoint, of which less was listed.
                 self._listing = None
                 return
-            numbers = (*found.numbers, record.attempt.number)
-            self._listing = replace(found, numbers=numbers, attempts=attempts, is_over=False)
+            numbers = (*listing.numbers, record.attempt.number)
+            self._listing = replace(listing, numbers=numbers, attempts=attempts, is_over=False)
             self._is_for_leader = True
 
     def has_whole(self, number: int) -> bool:
         """Return whether that attempt's record and its copy were whole when it was listed."""
         with self._lock:
-            found = self._listing
-            is_newest = found is not None and found.newest_number == number
-            return found is not None and is_newest and number not in found.doubtful
+            listing = self._listing
+            is_newest = listing is not None and listing.newest_number == number
+            return listing is not None and is_newest and number not in listing.doubtful
 
     def of_attempt(self, attempt: AttemptId) -> NewestListing | None:
         """Return the listing for readers of that attempt."""
         with self._lock:
-            found = self._listing
-            return found if found is not None and found.newest_attempt == attempt else None
+            listing = self._listing
+            return listing if listing is not None and listing.newest_attempt == attempt else None
 
     def _age_secs(self) -> float:
         return self._clock.monotonic() - self._listed_at_secs
@@ -133,8 +133,8 @@ def listing_message(listing: NewestListing) -> DurableListing:
         numbers=listing.numbers,
         attempts=tuple(listing.attempts.values()),
         checkpoints=tuple(
-            ListedCheckpoint(id=checkpoint, committed=found.is_committed, sizes=found.sizes_bytes)
-            for checkpoint, found in listing.checkpoints.items()
+            ListedCheckpoint(id=checkpoint, committed=listed.is_committed, sizes=listed.sizes_bytes)
+            for checkpoint, listed in listing.checkpoints.items()
         ),
         since_step=listing.since_step,
     )
@@ -146,7 +146,8 @@ def listing_in(message: DurableListing) -> NewestListing:
         numbers=message.numbers,
         attempts={record.attempt.number: record for record in message.attempts},
         checkpoints={
-            one.id: Listing(dict(one.sizes), one.committed) for one in message.checkpoints
+            listed.id: Listing(dict(listed.sizes), listed.committed)
+            for listed in message.checkpoints
         },
         since_step=message.since_step,
     )
@@ -154,5 +155,5 @@ def listing_in(message: DurableListing) -> NewestListing:
 
 def newest_of(listing: NewestListing, attempts: dict[int, AttemptRecord]) -> CheckpointId | None:
     """Return the newest committed checkpoint on the timeline of these attempts."""
-    committed = (c for c, found in listing.checkpoints.items() if found.is_committed)
+    committed = (c for c, listed in listing.checkpoints.items() if listed.is_committed)
     return next(reversed(on_timeline(committed, attempts)), None)

@@ -40,9 +40,9 @@ def forget_attempts(folder: Path, others: Collection[AttemptId]) -> None:
     Raises:
         OSError: Some of them may remain.
     """
-    kept = {_note(folder, attempt) for attempt in others}
+    kept_notes = {_note(folder, attempt) for attempt in others}
     for note in folder.glob(f"{NOTE}*"):
-        if note not in kept:
+        if note not in kept_notes:
             note.unlink(missing_ok=True)
 
 
@@ -59,14 +59,14 @@ def foreign_attempts(
     folder: Path,
     store: DurableStore,
     attempts: Collection[AttemptId],
-    known: MutableMapping[int, AttemptRecord] | None = None,
+    records: MutableMapping[int, AttemptRecord] | None = None,
 ) -> set[AttemptId]:
     """Return those of the attempts that are not the attempts of `store`.
 
     One that `store` has no record of is foreign if the last agent worked on another place. At this
     place its record was lost, and whoever finds it decides. The same holds for a damaged record,
     which a reader of the timeline reports with what to do. The records that are read are added to
-    `known`.
+    `records`.
 
     Raises:
         StorageError, NewerFormatError: The store's record cannot be read.
@@ -86,8 +86,8 @@ def foreign_attempts(
             is_foreign = False
         else:
             is_foreign = record.attempt != attempt
-            if known is not None:
-                known[attempt.number] = record
+            if records is not None:
+                records[attempt.number] = record
         if is_foreign:
             foreign.add(attempt)
     return foreign

@@ -170,9 +170,11 @@ class Retention:
             worker.opening.forget_listing()
             self._run.events.write(RecoveryFailed(reason=str(error)))
         else:
-            for one in recovery.committed:
+            for checkpoint in recovery.committed:
                 self._run.events.write(
-                    CheckpointCommitted(step=one.step, attempt=one.attempt.number, by="recovery")
+                    CheckpointCommitted(
+                        step=checkpoint.step, attempt=checkpoint.attempt.number, by="recovery"
+                    )
                 )
             self._report_cleared(recovery.cleared)
             self._report_mended(recovery.mended)
@@ -381,8 +383,10 @@ class Retention:
             self._run.events.write(RecordMended(key=key))
 
     def _report_cleared(self, checkpoints: Iterable[CheckpointId]) -> None:
-        for one in checkpoints:
-            self._run.events.write(CheckpointCleared(step=one.step, attempt=one.attempt.number))
+        for checkpoint in checkpoints:
+            self._run.events.write(
+                CheckpointCleared(step=checkpoint.step, attempt=checkpoint.attempt.number)
+            )
 
     def _report_removed(self, checkpoints: Iterable[CheckpointId], reason: str) -> None:
         """Report removals to the events and to the coordination.
@@ -415,9 +419,9 @@ class Retention:
         self._clear_leftovers(tidied.cleared, newest, pending, attempts, listed)
         if policies.preserve is None and not policies.user_preserves:
             return
-        found, drops = self._decide_drops(policies.preserve, attempts, listed)
+        run_branches, drops = self._decide_drops(policies.preserve, attempts, listed)
         if policies.user_preserves:
-            tidied.drops, tidied.timeline = drops, found.timeline
+            tidied.drops, tidied.timeline = drops, run_branches.timeline
             return
         self._remove_all(drops, tidied.removed, listed)
 
@@ -438,8 +442,8 @@ class Retention:
         """
         attempts, listed = self._attempts(), self._list()
         policy = self._trainers.job.durable.preserve
-        found, by_agent = self._decide_drops(policy, attempts, listed)
-        drops = set(judged).intersection(by_agent) - set(found.timeline[-1:])
+        run_branches, by_agent = self._decide_drops(policy, attempts, listed)
+        drops = set(judged).intersection(by_agent) - set(run_branches.timeline[-1:])
         self._remove_all(sorted(drops), tidied.removed, listed)
 
     def _remove_all(
@@ -455,8 +459,8 @@ class Retention:
                 removed.append(checkpoint)
 
     def _attempts(self) -> dict[int, AttemptRecord]:
-        known = self._storage_worker.known_attempts
-        return read_attempts(self._run.durable, known=known)
+        records = self._storage_worker.known_attempts
+        return read_attempts(self._run.durable, known=records)
 
     def _clear_leftovers(
         self,
@@ -494,11 +498,13 @@ class Retention:
     ) -> tuple[Branches, list[CheckpointId]]:
         """Return the branches, and what the built-in share drops: without one, all but the last."""
         committed = [c for c, listing in listed.items() if listing.is_committed]
-        found = branches(committed, attempts)
+        run_branches = branches(committed, attempts)
         if policy is None:
-            return found, [c for c in committed if c not in found.timeline[-1:]]
+            return run_branches, [c for c in committed if c not in run_branches.timeline[-1:]]
         self._read_infos([c for c in committed if c not in self._infos])
-        return found, to_drop(found, policy, self._infos.__getitem__, self._run.clock.now())
+        return run_branches, to_drop(
+            run_branches, policy, self._infos.__getitem__, self._run.clock.now()
+        )
 
     def _read_infos(self, checkpoints: Sequence[CheckpointId]) -> None:
         for manifest in read_manifests(self._run.durable, checkpoints):

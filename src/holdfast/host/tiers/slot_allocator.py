@@ -93,11 +93,11 @@ class SlotAllocator:
         requested size.
         """
         holder = checkpoint, rank
-        left = [filled] if filled is not None else []
+        unused = [filled] if filled is not None else []
 
         def reserve(size_bytes: int) -> str:
-            if left and self._pool.slot_size_bytes(left[0]) == size_bytes:
-                return left.pop()
+            if unused and self._pool.slot_size_bytes(unused[0]) == size_bytes:
+                return unused.pop()
             return self.reserve(ReplicaOf(rank), size_bytes, holder)
 
         try:
@@ -135,12 +135,14 @@ class SlotAllocator:
             taken = set(self._held.values())
             self._pool.evict_beyond_limit(taken)
             free = self._pool.free_slots(taken)
-            wanted = [size for user, size in self._sizes_bytes.items() if user not in self._held]
+            needed_sizes = [
+                size for user, size in self._sizes_bytes.items() if user not in self._held
+            ]
             left_bytes = self._pool.size_bytes() - sum(free.values())
             surplus = set()
             for name, size in free.items():
-                if size in wanted:
-                    wanted.remove(size)
+                if size in needed_sizes:
+                    needed_sizes.remove(size)
                 elif not self._sizes_bytes and 0 < size <= left_bytes:
                     left_bytes -= size
                 else:

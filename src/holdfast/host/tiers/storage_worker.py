@@ -182,59 +182,59 @@ class StorageWorker:
 
     # Operations.
 
-    async def persist(self, wanted: effects.Persist) -> inputs.PartsWritten | inputs.WriteFailed:
+    async def persist(self, effect: effects.Persist) -> inputs.PartsWritten | inputs.WriteFailed:
         """Make parts in this host's RAM durable."""
-        self._began_secs.setdefault(wanted.id, self._run.clock.monotonic())
+        self._began_secs.setdefault(effect.id, self._run.clock.monotonic())
         try:
-            await self.write(self._persist, wanted)
+            await self.write(self._persist, effect)
         except Exception as raised:
             newer = await self._newer_attempt(raised)
             error = await self._explained(raised)
-            log.warning("cannot write parts of %s to the durable tier: %s", wanted.id, error)
-            return inputs.WriteFailed(wanted.id, _reason(error), newer)
-        return inputs.PartsWritten(wanted.id, wanted.ranks)
+            log.warning("cannot write parts of %s to the durable tier: %s", effect.id, error)
+            return inputs.WriteFailed(effect.id, _reason(error), newer)
+        return inputs.PartsWritten(effect.id, effect.ranks)
 
-    async def commit(self, wanted: effects.Commit) -> inputs.CommitWritten | inputs.CommitFailed:
+    async def commit(self, effect: effects.Commit) -> inputs.CommitWritten | inputs.CommitFailed:
         """Write the manifest of a durable checkpoint."""
         loop = asyncio.get_running_loop()
         try:
-            manifest = await loop.run_in_executor(self._committing, self._commit, wanted)
+            manifest = await loop.run_in_executor(self._committing, self._commit, effect)
         except Exception as raised:
             newer = await self._newer_attempt(raised)
             error = await self._explained(raised)
-            log.warning("cannot commit %s: %s", wanted.id, error)
-            return inputs.CommitFailed(wanted.id, _reason(error), newer)
+            log.warning("cannot commit %s: %s", effect.id, error)
+            return inputs.CommitFailed(effect.id, _reason(error), newer)
         now_secs = self._run.clock.monotonic()
-        secs = now_secs - self._began_secs.pop(wanted.id, now_secs)
+        secs = now_secs - self._began_secs.pop(effect.id, now_secs)
         self._began_secs.clear()
         self._on_commit(manifest, secs)
-        return inputs.CommitWritten(wanted.id)
+        return inputs.CommitWritten(effect.id)
 
-    async def pull(self, wanted: effects.Pull) -> inputs.ReplicaSealed | inputs.PullFailed:
+    async def pull(self, effect: effects.Pull) -> inputs.ReplicaSealed | inputs.PullFailed:
         """Copy a part from another host's RAM, as far as no rank here has copied it into a slot."""
-        filled = await self._ram.replicas.wait(wanted.id, wanted.rank)
-        slot = self._ram.slots.replica_slot(wanted.id, wanted.rank, filled)
+        filled = await self._ram.replicas.wait(effect.id, effect.rank)
+        slot = self._ram.slots.replica_slot(effect.id, effect.rank, filled)
         loop = asyncio.get_running_loop()
         try:
             with slot as reserve:
-                pull = functools.partial(self._pull, wanted, reserve, is_filled=filled is not None)
+                pull = functools.partial(self._pull, effect, reserve, is_filled=filled is not None)
                 self._ram.pulled_bytes += await loop.run_in_executor(self._pulling, pull)
         except Exception as error:
-            if self._may_be_recycled(wanted, error):
-                log.info("part %d of %s is no longer there: %s", wanted.rank, wanted.id, error)
+            if self._may_be_recycled(effect, error):
+                log.info("part %d of %s is no longer there: %s", effect.rank, effect.id, error)
             else:
-                log.warning("cannot copy part %d of %s: %s", wanted.rank, wanted.id, error)
-                self._report_copy(wanted, error)
-            return inputs.PullFailed(wanted.id, wanted.rank)
-        self._bad_sources.pop(wanted.source, None)
-        return inputs.ReplicaSealed(wanted.id, wanted.rank, wanted.part_count)
+                log.warning("cannot copy part %d of %s: %s", effect.rank, effect.id, error)
+                self._report_copy(effect, error)
+            return inputs.PullFailed(effect.id, effect.rank)
+        self._bad_sources.pop(effect.source, None)
+        return inputs.ReplicaSealed(effect.id, effect.rank, effect.part_count)
 
     async def list_durable(
-        self, wanted: effects.ListDurable
+        self, effect: effects.ListDurable
     ) -> inputs.DurableListed | inputs.ListingFailed:
         """Return the contents of the durable tier."""
         try:
-            return await self.query(self._list_durable, wanted)
+            return await self.query(self._list_durable, effect)
         except Exception as error:
             log.warning("cannot list the durable tier: %s", error)
             self._note(error)
@@ -247,23 +247,23 @@ class StorageWorker:
             None once something here has changed the durable tier, or may have: a reader then lists
             it by itself.
         """
-        found = self.opening.of_attempt(attempt)
-        if found is None and self.opening.is_open_for(attempt):
+        listing = self.opening.of_attempt(attempt)
+        if listing is None and self.opening.is_open_for(attempt):
             await self.query(self.list_for_opening)
-            found = self.opening.of_attempt(attempt)
-        return found
+            listing = self.opening.of_attempt(attempt)
+        return listing
 
     async def begin(
-        self, wanted: effects.BeginAttempt
+        self, effect: effects.BeginAttempt
     ) -> inputs.AttemptBegun | inputs.AttemptTaken | inputs.BeginFailed:
         """Write an attempt's record, unless another host has written it."""
         try:
-            is_begun = await self.query(self._begin, wanted)
+            is_begun = await self.query(self._begin, effect)
         except Exception as error:
-            log.warning("cannot begin attempt %s: %s", wanted.attempt, error)
+            log.warning("cannot begin attempt %s: %s", effect.attempt, error)
             self._note(error)
-            return inputs.BeginFailed(wanted, _reason(error), _is_final(error))
-        return (inputs.AttemptBegun if is_begun else inputs.AttemptTaken)(wanted)
+            return inputs.BeginFailed(effect, _reason(error), _is_final(error))
+        return (inputs.AttemptBegun if is_begun else inputs.AttemptTaken)(effect)
 
     async def renew_lease(self, wanted: effects.RenewLease) -> inputs.LeaseWritten:
         """Write the lease of the attempt that this host leads."""
@@ -309,13 +309,13 @@ class StorageWorker:
             counter=counter,
         )
 
-    def _may_be_recycled(self, wanted: effects.Pull, error: Exception) -> bool:
+    def _may_be_recycled(self, effect: effects.Pull, error: Exception) -> bool:
         """Return whether the part may have been recycled at its source during the pull: no problem.
 
         The order to drop it arrives later. A part that is missing again when the pull is retried is
         still wanted, and really missing.
         """
-        part = wanted.id, wanted.rank
+        part = effect.id, effect.rank
         if not isinstance(error, ObjectNotFoundError) or part in self._missing:
             return False
         self._missing[part] = None
@@ -323,36 +323,36 @@ class StorageWorker:
             del self._missing[next(iter(self._missing))]
         return True
 
-    def _report_copy(self, wanted: effects.Pull, error: Exception) -> None:
+    def _report_copy(self, effect: effects.Pull, error: Exception) -> None:
         """Report that no replica can be pulled from that host: once, until a pull succeeds."""
-        if self._bad_sources.get(wanted.source) is not type(error):
-            self._bad_sources[wanted.source] = type(error)
+        if self._bad_sources.get(effect.source) is not type(error):
+            self._bad_sources[effect.source] = type(error)
             self._run.events.write(
                 CopyFailed(
-                    step=wanted.id.step,
-                    attempt=wanted.id.attempt.number,
-                    rank=wanted.rank,
-                    source=wanted.source,
+                    step=effect.id.step,
+                    attempt=effect.id.attempt.number,
+                    rank=effect.rank,
+                    source=effect.source,
                     reason=_reason(error),
                 )
             )
 
     # On the threads.
 
-    def _persist(self, wanted: effects.Persist) -> None:
+    def _persist(self, effect: effects.Persist) -> None:
         try:
-            self._persist_parts(wanted)
+            self._persist_parts(effect)
         finally:
             self.opening.forget_listing()
 
-    def _persist_parts(self, wanted: effects.Persist) -> None:
-        check_not_fenced(self._run.durable, wanted.id)
-        part_count = self._part_count(wanted.id)
+    def _persist_parts(self, effect: effects.Persist) -> None:
+        check_not_fenced(self._run.durable, effect.id)
+        part_count = self._part_count(effect.id)
         layouts = None
-        for rank in sorted(wanted.ranks):
-            part = read_part(self._ram.store, wanted.id, rank, part_count)
+        for rank in sorted(effect.ranks):
+            part = read_part(self._ram.store, effect.id, rank, part_count)
             if layouts is None:
-                layouts = self._layouts_of(part.checkpoint or self._spec(wanted.id, part_count))
+                layouts = self._layouts_of(part.checkpoint or self._spec(effect.id, part_count))
             copy_part(self._ram.store, self._run.durable, part, layouts)
 
     def _part_count(self, checkpoint: CheckpointId) -> int:
@@ -361,24 +361,24 @@ class StorageWorker:
             raise StorageError(f"save {checkpoint}: none of its parts is in RAM any more")
         return next(iter(parts.values()))
 
-    def _commit(self, wanted: effects.Commit) -> Manifest:
+    def _commit(self, effect: effects.Commit) -> Manifest:
         durable = self._run.durable
-        with self.alone_with(wanted.id):
+        with self.alone_with(effect.id):
             # A newer attempt may have begun while the bytes were written.
-            check_not_fenced(durable, wanted.id)
+            check_not_fenced(durable, effect.id)
             check_run(durable, durable.home.location_text, self._run.config.run_id)
             try:
-                return commit(durable, wanted.id, wanted.part_count, self.reused_images.committing)
+                return commit(durable, effect.id, effect.part_count, self.reused_images.committing)
             finally:
                 self.opening.forget_listing()
 
-    def _pull(self, wanted: effects.Pull, reserve: Callable[[int], str], *, is_filled: bool) -> int:
-        source = self._peers.store_of(wanted.source)
-        part = read_part(source, wanted.id, wanted.rank, wanted.part_count)
+    def _pull(self, effect: effects.Pull, reserve: Callable[[int], str], *, is_filled: bool) -> int:
+        source = self._peers.store_of(effect.source)
+        part = read_part(source, effect.id, effect.rank, effect.part_count)
         # A separate store, because its slots come from `reserve`.
         target = RamStore(self._ram.store.root, reserve, self._run.clock, self._run.files)
         try:
-            layouts = self._layouts_of(self._spec(wanted.id, wanted.part_count))
+            layouts = self._layouts_of(self._spec(effect.id, effect.part_count))
             return fetch_part(source, target, part, layouts, is_filled=is_filled)
         finally:
             target.close()
@@ -448,21 +448,21 @@ class StorageWorker:
         remote = self._run.remote
         return [remote.store.fleeting] if remote is not None else []
 
-    def _list_durable(self, wanted: effects.ListDurable) -> inputs.DurableListed:
-        remote = self._list_remote(wanted)
-        if wanted.attempt:
-            found = self.opening.take_for_leader(wanted.attempt, wanted.since_step)
-            found = found or self._list_newest(wanted.since_step)
+    def _list_durable(self, effect: effects.ListDurable) -> inputs.DurableListed:
+        remote = self._list_remote(effect)
+        if effect.attempt:
+            listing = self.opening.take_for_leader(effect.attempt, effect.since_step)
+            listing = listing or self._list_newest(effect.since_step)
         else:
-            found = self.opening.take_for_start() or self._list_for_start()
-        newer = found
-        if remote is not None and remote.newest_number > found.newest_number:
+            listing = self.opening.take_for_start() or self._list_for_start()
+        newer = listing
+        if remote is not None and remote.newest_number > listing.newest_number:
             # Begun by a start that shares the remote tier alone, maybe from an earlier checkpoint
             # than the newest one that this listing goes back to.
-            newer, found = remote, self._list_newest(0)
+            newer, listing = remote, self._list_newest(0)
         remote_only = frozenset[CheckpointId]()
         if remote is not None:
-            remote_only = remote.committed_ids - found.committed_ids
+            remote_only = remote.committed_ids - listing.committed_ids
         newest = newer.attempts.get(newer.newest_number)
         return inputs.DurableListed(
             newest_attempt=newer.newest_attempt,
@@ -470,12 +470,12 @@ class StorageWorker:
             is_begun_here=self.has_begun(newer.newest_attempt),
             is_over=newer.is_over,
             limits=last_steps(newer.attempts),
-            committed=found.committed_ids | remote_only,
+            committed=listing.committed_ids | remote_only,
             remote_only=remote_only,
-            parts=listed_parts(found.uncommitted),
+            parts=listed_parts(listing.uncommitted),
         )
 
-    def _list_remote(self, wanted: effects.ListDurable) -> NewestListing | None:
+    def _list_remote(self, effect: effects.ListDurable) -> NewestListing | None:
         """Return the newest checkpoints of the remote tier; None without one.
 
         A live attempt goes on without it. A start needs it: another start may have begun there.
@@ -486,8 +486,8 @@ class StorageWorker:
         remote = self._run.remote
         if remote is None:
             return None
-        since_step = wanted.since_step if wanted.attempt else self._oldest_step_in_ram()
-        if not wanted.attempt:
+        since_step = effect.since_step if effect.attempt else self._oldest_step_in_ram()
+        if not effect.attempt:
             self._known_remote_attempts = {}
         try:
             return list_newest(remote.store, self._known_remote_attempts, since_step)
@@ -501,9 +501,9 @@ class StorageWorker:
         """List the newest checkpoints, for the later steps of an opening too."""
         changes = self.opening.changes
         since_step = self._oldest_step_in_ram()
-        found = list_newest(self._run.durable, self.known_attempts, since_step, self.has_ended)
-        self.opening.keep(found, changes, is_for_start=is_for_start)
-        return found
+        listing = list_newest(self._run.durable, self.known_attempts, since_step, self.has_ended)
+        self.opening.keep(listing, changes, is_for_start=is_for_start)
+        return listing
 
     def _list_for_start(self) -> NewestListing:
         """List for a start of an agent that has run for a while.

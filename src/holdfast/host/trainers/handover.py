@@ -68,15 +68,15 @@ def found_again(
         group: its trainers, of which some live; None if none does.
         rank: the rank of a trainer that is about to join.
     """
-    lost: frozenset[int] = frozenset()
+    lost_ranks: frozenset[int] = frozenset()
     if group is not None:
         ranks = {m.rank for m in group.present} | ({rank} if rank is not None else set())
         own = set(group.members) | ranks
         successors = record.successors if record is not None else (group.leader,)
         attempt, count, origin = group.attempt, group.count, group.origin
         leader, token, is_broken = group.leader, group.group, group.is_broken
-        lost = frozenset(group.lost)
-        ended_attempt = attempt if lost else NO_ATTEMPT
+        lost_ranks = frozenset(group.lost)
+        ended_attempt = attempt if lost_ranks else NO_ATTEMPT
     elif record is not None:
         ranks, own = set(), {member.rank for member in record.members}
         successors = record.successors
@@ -99,7 +99,7 @@ def found_again(
         rank_count=count,
         ranks=frozenset(ranks),
         is_broken=is_broken,
-        lost=lost,
+        lost=lost_ranks,
         leader=leader,
         successors=successors,
         origin=origin,

@@ -37,8 +37,10 @@ def is_like_one_job(group: TrainerGroup, other: TrainerGroup) -> bool:
 
 def _is_alike(pid: int, other_pid: int) -> bool:
     try:
-        one, other = psutil.Process(pid), psutil.Process(other_pid)
-        return one.cmdline() == other.cmdline() or one.ppid() == other.ppid()
+        process, other_process = psutil.Process(pid), psutil.Process(other_pid)
+        return (
+            process.cmdline() == other_process.cmdline() or process.ppid() == other_process.ppid()
+        )
     # One of them has ended, so that nothing is known about it any more.
     except psutil.Error:
         return False

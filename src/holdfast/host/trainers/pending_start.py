@@ -67,18 +67,18 @@ class PendingStart:
     def add_process(self, network: PeerNetwork, request: protocol.Attach) -> None:
         """Keep one process's request; its addresses are used from now on."""
         self.requests[request.rank] = request
-        known = network.peers.addresses()
+        before = network.peers.addresses()
         network.update_addresses(parsed_addresses(request.addresses))
         for host, address in network.peers.addresses().items():
-            if address != known.get(host):
+            if address != before.get(host):
                 first = self.learned.get(host)
-                self.learned[host] = (address, first[1] if first else known.get(host))
+                self.learned[host] = (address, first[1] if first else before.get(host))
 
     def restore_addresses(self, network: PeerNetwork) -> None:
         """Undo the changes of `add_process`, except where a newer address has arrived since."""
-        known = network.peers.addresses()
+        present = network.peers.addresses()
         for host, (learned, before) in self.learned.items():
-            if known.get(host) == learned:
+            if present.get(host) == learned:
                 network.restore_address(host, before)
 
 

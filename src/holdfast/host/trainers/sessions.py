@@ -392,11 +392,11 @@ class TrainerSessions:
 
     def _replace_layout(self, request: protocol.Attach) -> Layout | None:
         """Take the request's failure domain and settings; return what they replaced."""
-        wanted = Layout(request.domain or self._run.config.host, request.settings())
+        layout = Layout(request.domain or self._run.config.host, request.settings())
         present = Layout(self._driver.domain, self._driver.settings)
-        if wanted == present or self._trainers.group is not None or self._starts:
+        if layout == present or self._trainers.group is not None or self._starts:
             return None
-        self._set_layout(wanted)
+        self._set_layout(layout)
         return present
 
     def _restore_layout(self, layout: Layout) -> None:
@@ -471,13 +471,13 @@ class TrainerSessions:
             )
 
     def _seat_member(self, group: TrainerGroup, rank: int, pid: int) -> TrainerProcess:
-        known = group.members.get(rank)
-        is_there = known in group.present
-        if known is not None and known.pid == pid and is_there:
-            return known
-        if known is not None and known.is_alive and is_there:
+        seated = group.members.get(rank)
+        is_there = seated in group.present
+        if seated is not None and seated.pid == pid and is_there:
+            return seated
+        if seated is not None and seated.is_alive and is_there:
             raise InvalidArgumentError(
-                f"attach: rank {rank} is process {known.pid} already; each process of a job needs "
+                f"attach: rank {rank} is process {seated.pid} already; each process of a job needs "
                 "a rank of its own (was jax.distributed started in all of them?)"
             )
         started = process_start(pid)

@@ -128,10 +128,10 @@ class _UnixConnection:
         self.close()
 
     def _receive_some(self) -> bytes:
-        found = _socket(self).recv(PIECE_SIZE_BYTES)
-        if not found:
+        ready = _socket(self).recv(PIECE_SIZE_BYTES)
+        if not ready:
             raise ConnectionResetError("the connection ended before the answer")
-        return found
+        return ready
 
     def _connect(self) -> socket.socket:
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -228,16 +228,16 @@ class AgentClient:
 
     def fileno(self) -> int | None:
         """Return the connection's descriptor, or None if it is closed."""
-        found = self._connection.sock
-        return found.fileno() if found is not None else None
+        connection = self._connection.sock
+        return connection.fileno() if connection is not None else None
 
     def abort(self) -> None:
         """Make a waiting call fail; called from another thread."""
-        found = self._connection.sock
-        if found is not None:
+        connection = self._connection.sock
+        if connection is not None:
             with contextlib.suppress(OSError):
                 # Closing the descriptor would not wake a thread that waits on it.
-                found.shutdown(socket.SHUT_RDWR)
+                connection.shutdown(socket.SHUT_RDWR)
 
 
 def _has_answer(answer: select.poll) -> bool:

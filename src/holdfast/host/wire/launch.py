@@ -72,11 +72,11 @@ def begin_start(config: AgentConfig) -> AgentStart:
         AgentUnavailableError: no folder takes the agent's files.
     """
     try:
-        found = find_live_agent(config.run_id, config.host)
+        agent = find_live_agent(config.run_id, config.host)
     except AgentSilentError as error:
         # It may only be slow: `ensure_agent` tries again.
-        found = error.folder
-    return AgentStart(found, None, None) if found is not None else _start(config)
+        agent = error.folder
+    return AgentStart(agent, None, None) if agent is not None else _start(config)
 
 
 def ensure_agent(
@@ -227,12 +227,12 @@ def _environment() -> dict[str, str]:
 
     The agent runs in another working directory.
     """
-    found = dict(os.environ)
+    path = dict(os.environ)
     for name in PATH_VARIABLES:
-        if found.get(name):
-            found[name] = os.path.abspath(found[name])
-    paths = [os.path.abspath(p) for p in found.get("PYTHONPATH", "").split(os.pathsep) if p]
-    return found | ({"PYTHONPATH": os.pathsep.join(paths)} if paths else {})
+        if path.get(name):
+            path[name] = os.path.abspath(path[name])
+    paths = [os.path.abspath(p) for p in path.get("PYTHONPATH", "").split(os.pathsep) if p]
+    return path | ({"PYTHONPATH": os.pathsep.join(paths)} if paths else {})
 
 
 def last_line(folder: Path) -> str:
