@@ -210,7 +210,7 @@ def test_the_answer_to_a_detaching_trainer_describes_its_agent(
     agent = InProcessHost(tmp_path)
     try:
         agent.start_agent()
-        agent.state.linger_secs = 600.0
+        agent.agent.trainers.job.linger_secs = 600.0
         trainer = agent.attach()
         assert agent.service is not None
         request = Detach(group=trainer.group, rank=0)

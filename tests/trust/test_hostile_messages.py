@@ -22,7 +22,7 @@ import pytest
 
 import holdfast
 from holdfast.errors import HoldfastError, InvalidArgumentError
-from holdfast.host.server import call_server
+from holdfast.host.service import call_server
 from holdfast.host.wire import protocol
 from holdfast.host.wire.agent_directory import GROUP, SOCKET, WORDS, socket_address
 from holdfast.host.wire.calls import decoded

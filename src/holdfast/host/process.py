@@ -26,8 +26,7 @@ from holdfast.host.agent import Agent
 from holdfast.host.driver.agent_run import open_run
 from holdfast.host.log_file import logging_into
 from holdfast.host.metering.meters import Metering
-from holdfast.host.server import call_server
-from holdfast.host.service import Service
+from holdfast.host.service import Service, call_server
 from holdfast.host.wire.agent_directory import SOCKET
 from holdfast.host.wire.config import ALREADY_RUNNING, AgentConfig
 from holdfast.host.wire.place import locked_place

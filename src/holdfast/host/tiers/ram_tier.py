@@ -1,6 +1,6 @@
 """Hold this host's RAM tier: its store and its slots. A failure of the tier is reported once.
 
-Other threads read the store. All else is owned by the agent's event loop.
+Any thread may call the tier. The replicas and the count of pulled bytes are the event loop's.
 """
 
 from __future__ import annotations

@@ -1,10 +1,25 @@
-"""Build the errors of refused starts."""
+"""Build the errors of refused starts.
+
+If a job does not initialise its framework's processes, each process opens the run as rank 0 of 1.
+All but the first are refused, and advice to take the run over would harm the job.
+"""
 
 from __future__ import annotations
+
+import psutil
 
 from holdfast.coordination.effects import GroupRefused
 from holdfast.coordination.messages import REASON_CHARS_MAX, Refusal
 from holdfast.errors import AgentUnavailableError, HoldfastError, RunBusyError, StorageError
+from holdfast.host.driver.attached_trainers import TrainerGroup
+
+STARTED_TOGETHER_SECS = 60.0
+FORGOTTEN_JOB = (
+    "both look like processes of one job, each of which opens it as its only rank: was "
+    "jax.distributed.initialize() or torch.distributed.init_process_group() called in all of them, "
+    "before the manager is made? If they are two runs of one program, stop the other one first, or "
+    "open with takeover=True to fence it"
+)
 
 
 def refusal_error(
@@ -31,3 +46,30 @@ def refusal_error(
             )
         case Refusal.STORAGE:
             return StorageError(f"open {run}: the attempt did not begin: {refused.reason}")
+
+
+def is_like_one_job(group: TrainerGroup, other: TrainerGroup) -> bool:
+    """Return whether two groups of one process each look like two ranks of one job.
+
+    They do if they started within `STARTED_TOGETHER_SECS` of each other, and run the same command
+    or have the same parent.
+    """
+    if group is other or group.count != 1 or other.count != 1:
+        return False
+    for member in group.members.values():
+        for lived in other.present:
+            is_together = abs(member.started - lived.started) <= STARTED_TOGETHER_SECS
+            if member.pid != lived.pid and is_together and _is_alike(member.pid, lived.pid):
+                return True
+    return False
+
+
+def _is_alike(pid: int, other_pid: int) -> bool:
+    try:
+        process, other_process = psutil.Process(pid), psutil.Process(other_pid)
+        return (
+            process.cmdline() == other_process.cmdline() or process.ppid() == other_process.ppid()
+        )
+    # One of them has ended, so that nothing is known about it any more.
+    except psutil.Error:
+        return False

@@ -32,7 +32,6 @@ from holdfast.host.driver.peer_network import PeerNetwork
 from holdfast.host.tiers.ram_tier import RamTier
 from holdfast.host.tiers.storage_worker import StorageWorker
 from holdfast.host.trainers.handover import found_again
-from holdfast.host.trainers.lone_ranks import FORGOTTEN_JOB, is_like_one_job
 from holdfast.host.trainers.pending_start import (
     Layout,
     PendingStart,
@@ -40,7 +39,7 @@ from holdfast.host.trainers.pending_start import (
     check_policies,
     prepare_remote,
 )
-from holdfast.host.trainers.refusals import refusal_error
+from holdfast.host.trainers.refusals import FORGOTTEN_JOB, is_like_one_job, refusal_error
 from holdfast.host.wire import control_block, protocol
 from holdfast.host.wire.agent_directory import RAM_VARIABLE
 from holdfast.host.wire.group_record import GroupRecord, TrainerProcess, process_start
