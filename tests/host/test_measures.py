@@ -140,6 +140,7 @@ def test_steps_count_with_their_durations_and_inflation_is_beyond_quiet_ones() -
         measures.note_steps("quiet", step, 1, 0.1)
     measures.note_steps("sealing", 11, 2, 0.4)
     measures.note_steps("writing", 12, 1, 0.15)
+    measures.note_inflation({"sealing": 0.2, "writing": 0.05}, quiet_secs=0.1)
     counts.note(CheckpointSealed(step=11, attempt=1, tier="ram"))
     measures.note_position(0, RankPosition(step=12, blocked_secs=0.05))
     assert counts.of("steps_total") == {"": 13}
@@ -147,7 +148,7 @@ def test_steps_count_with_their_durations_and_inflation_is_beyond_quiet_ones() -
     assert counts.of("quiet_step_seconds") == {"": pytest.approx(0.1)}
     found = counts.of("step_inflation_seconds_total")
     assert found == {"ram": pytest.approx(0.15), "durable": pytest.approx(0.05)}
-    measures.note_steps("sealing", 13, 1, 0.01)
+    measures.note_inflation({"sealing": -0.09}, quiet_secs=0.1)
     assert counts.of("step_inflation_seconds_total") == found, "a counter never falls"
 
 

@@ -21,9 +21,10 @@ from holdfast.host.wire.control_block import (
     wait_cells,
 )
 from holdfast.host.wire.group_record import TrainerProcess
-from holdfast.observe.events.reader import read_events
+from holdfast.observe.events.reader import EventReader, read_events
 from holdfast.observe.events.schema import (
     WAIT_REASONS,
+    CheckpointSealed,
     Event,
     FirstStep,
     PreemptionNoticed,
@@ -33,6 +34,8 @@ from holdfast.observe.events.schema import (
 )
 from holdfast.observe.events.writer import EventWriter
 from holdfast.observe.metrics.measures import Measures
+from holdfast.observe.reports.goodput import report_run
+from holdfast.observe.reports.model import RunReport
 from holdfast.store.run_directory import RunDirectory
 from tests.observe.events.written import at
 from tests.trust.in_process import StepClock
@@ -272,3 +275,58 @@ def test_a_run_that_goes_back_is_recorded_as_far_as_it_was(rig: Rig) -> None:
     rig.step(10)
     rig.tick(1.0)
     assert rig.found(StepProgress)[0].ranks[0].step == 30
+
+
+def report(rig: Rig) -> RunReport:
+    """The report of the events so far."""
+    rig.events.close()
+    return report_run("run", EventReader(rig.run).read())
+
+
+def cost_secs(rig: Rig) -> float | None:
+    """What a checkpoint in RAM costs, by the report."""
+    return report(rig).tiers["ram"].cost_secs
+
+
+def saved(rig: Rig, step: int, secs: float, saving_secs: float) -> None:
+    """A step at whose beginning a checkpoint is saved."""
+    rig.meter.note_save()
+    rig.tick(saving_secs)
+    rig.events.write(CheckpointSealed(step=step, attempt=1, tier="ram"))
+    rig.step(step)
+    rig.tick(secs - saving_secs)
+
+
+def trained(rig: Rig, quiet_secs: float, count: int = 20) -> None:
+    """The start of a training, and some steps without a save."""
+    rig.events.attempt = 1
+    rig.first(0, secs=0)
+    for step in range(count + 1):
+        rig.step(step)
+        rig.tick(quiet_secs)
+
+
+def test_a_compilation_beside_a_save_of_milliseconds_is_no_cost_of_it(rig: Rig) -> None:
+    trained(rig, 0.1)
+    saved(rig, 21, secs=6.1, saving_secs=0.02)
+    rig.tick(10.0)
+    assert cost_secs(rig) == pytest.approx(0.02)
+
+
+def test_steps_with_saves_of_a_few_milliseconds_are_compared_with_each_other(rig: Rig) -> None:
+    trained(rig, 4.0, count=0)
+    for step in range(1, 12):
+        saved(rig, step, secs=4.0, saving_secs=0.005)
+    rig.tick(10.0)
+    assert cost_secs(rig) == 0.0
+    progress = read_events(rig.run, StepProgress)
+    assert sum(one.quiet.steps for one in progress) == 11
+    assert not any("was not measured" in note for note in report(rig).notes)
+
+
+def test_a_cost_is_not_known_before_eight_steps_without_a_save(rig: Rig) -> None:
+    trained(rig, 0.1, count=7)
+    saved(rig, 8, secs=0.3, saving_secs=0.2)
+    rig.tick(10.0)
+    assert cost_secs(rig) is None
+    assert any("fewer than 8 steps without a save" in note for note in report(rig).notes)

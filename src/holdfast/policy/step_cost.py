@@ -1,61 +1,77 @@
-"""Measure by how much a checkpoint lengthens the steps beside it: a pure computation on durations.
+"""Measure by how much checkpoints lengthen the steps beside them: a pure computation on durations.
 
-The cost of a checkpoint is what the steps beside it took beyond the median of quiet steps, those
-beside which nothing was saved. Two rules keep anything else that makes a step long (a program that
-is compiled again, an evaluation, input that stalls) from being taken for it:
-
-- A step costs at most the part of it in which the checkpoint was being saved.
-- Several checkpoints count: the median of the newest ones, and the least until there are enough.
+A step beside a checkpoint costs what it took beyond the median of quiet steps, those beside which
+nothing was saved. A program that is compiled again, an evaluation or input that stalls also makes a
+step long. Therefore a step costs at most the part of it in which a checkpoint was being saved, and
+a median needs enough quiet steps.
 """
 
 from __future__ import annotations
 
 import statistics
 from collections import deque
+from collections.abc import Hashable
+from typing import Generic, TypeVar
 
-QUIET_COUNT_MIN = 5
-"""How many quiet steps a cost needs for comparison."""
+QUIET_COUNT_MIN = 8
+"""How many quiet steps a median needs."""
 QUIET_COUNT_MAX = 64
 """How many of the newest quiet steps are kept."""
-COST_COUNT_MIN = 3
-"""How many costs a median needs, without the first one."""
-COST_COUNT_MAX = 5
-"""How many of the newest costs the median is taken of."""
+QUIET_SHARE_MAX = 0.01
+"""In which share of a quiet step a checkpoint may have been saved: less is within the noise."""
+BESIDE_COUNT_MAX = 1000
+"""How many steps beside checkpoints are kept until there are enough quiet ones."""
+
+Label = TypeVar("Label", bound=Hashable)
 
 
-class StepCost:
-    """The cost of a checkpoint, from the steps of one training."""
+def is_quiet(secs: float, saving_secs: float) -> bool:
+    """Return whether a step shows how long steps are beside which nothing is saved."""
+    return saving_secs <= QUIET_SHARE_MAX * secs
+
+
+class StepCost(Generic[Label]):
+    """The costs of the steps of one training, added up by a label of the caller."""
 
     def __init__(self) -> None:
         self._quiet_secs: deque[float] = deque(maxlen=QUIET_COUNT_MAX)
-        self._costs_secs: deque[float] = deque(maxlen=COST_COUNT_MAX)
-        self._cost_count = 0
-        self._beside: list[tuple[float, float]] = []
+        self._beside: deque[tuple[Label, int, float, float]] = deque(maxlen=BESIDE_COUNT_MAX)
 
-    def add_quiet(self, secs: float) -> None:
-        """Add a step during which nothing was saved."""
-        self._quiet_secs.append(secs)
-
-    def add_beside(self, secs: float, saving_secs: float) -> None:
-        """Add a step beside a checkpoint, `saving_secs` of which it was being saved."""
-        self._beside.append((secs, saving_secs))
-
-    def end(self) -> float | None:
-        """End a checkpoint with the steps added for it.
-
-        Returns:
-            The cost of a checkpoint in seconds. None: too few quiet steps are known; the steps stay
-            those of this checkpoint.
-        """
+    @property
+    def quiet_secs(self) -> float | None:
+        """The median duration of the newest quiet steps; None: there are too few."""
         if len(self._quiet_secs) < QUIET_COUNT_MIN:
             return None
-        quiet_secs = statistics.median(self._quiet_secs)
-        cost_secs = sum(min(secs - quiet_secs, saving) for secs, saving in self._beside)
+        return statistics.median(self._quiet_secs)
+
+    def add_steps(self, label: Label, secs: float, saving_secs: float, steps: int = 1) -> None:
+        """Add some steps in a row.
+
+        Args:
+            label: What their cost is added to.
+            secs: Their duration together.
+            saving_secs: In how much of it a checkpoint was being saved.
+            steps: How many.
+        """
+        if is_quiet(secs, saving_secs):
+            self._quiet_secs.extend([secs / steps] * min(steps, QUIET_COUNT_MAX))
+        if saving_secs > 0:
+            self._beside.append((label, steps, secs, saving_secs))
+
+    def take(self) -> dict[Label, float] | None:
+        """Take the costs of the steps since the last call.
+
+        Returns:
+            By label, seconds; of steps that were shorter than quiet ones by chance, less than 0, so
+            that chance cancels out in a sum. None: there are too few quiet steps; the costs are
+            returned once there are enough.
+        """
+        quiet_secs = self.quiet_secs if self._beside else 0.0
+        if quiet_secs is None:
+            return None
+        costs_secs: dict[Label, float] = {}
+        for label, steps, secs, saving_secs in self._beside:
+            cost_secs = max(-saving_secs, min(secs - steps * quiet_secs, saving_secs))
+            costs_secs[label] = costs_secs.get(label, 0.0) + cost_secs
         self._beside.clear()
-        self._cost_count += 1
-        if self._cost_count == COST_COUNT_MIN + 1:
-            # The first checkpoint also created its files and pages.
-            self._costs_secs.popleft()
-        self._costs_secs.append(max(0.0, cost_secs))
-        is_few = self._cost_count <= COST_COUNT_MIN
-        return min(self._costs_secs) if is_few else statistics.median(self._costs_secs)
+        return costs_secs

@@ -81,6 +81,7 @@ def killed_once() -> list[Event]:
                 quiet=steps(29, 1.0),
                 sealing=steps(5, 1.5),
                 writing=steps(5, 1.2),
+                inflation_secs={"sealing": 2.5, "writing": 1.0},
             ),
         ),
         happened(57, TrainerLost(rank=0, pid=1, last_step=39, blocked_secs=1)),

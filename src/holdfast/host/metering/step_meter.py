@@ -1,8 +1,8 @@
 """Record how far the trainers are, from what they publish: events of steps without one per step.
 
 The training thread writes its step and the time to cells of shared memory. The agent reads the
-cells at its ticks, so nothing else costs the training time. A step that begins or ends between two
-ticks is attributed to what was under way at either of them.
+cells at its ticks, so nothing else costs the training time. A tick follows each change of a save,
+so that the time in which a checkpoint was being saved is known for each step.
 
 Owned by the agent's event loop.
 """
@@ -10,6 +10,7 @@ Owned by the agent's event loop.
 from __future__ import annotations
 
 import statistics
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -43,11 +44,14 @@ from holdfast.observe.events.schema import (
 )
 from holdfast.observe.events.writer import EventWriter
 from holdfast.observe.metrics.measures import Measures
+from holdfast.policy.step_cost import StepCost, is_quiet
 
 PROGRESS_SECS = 10.0
 IDLE_SECS = 60.0
 """How often the positions are recorded while no step is made."""
 SAMPLES_MAX = 1000
+CHANGES_MAX = 1000
+"""How many changes of a phase are kept within one step; of more, the oldest are forgotten."""
 TIME_MAX_US = 10**17
 
 
@@ -78,6 +82,28 @@ class _Durations:
         return StepTimes(
             steps=self.steps, secs=round(self.secs, 4), median_secs=round(median_secs, 6)
         )
+
+
+class _PhaseTimes:
+    """When each phase began, since the last step that was timed."""
+
+    def __init__(self, now_secs: float) -> None:
+        self._begun = deque([(now_secs, SavePhase.QUIET)], maxlen=CHANGES_MAX)
+
+    def note(self, now_secs: float, phase: SavePhase) -> None:
+        if phase is not self._begun[-1][1]:
+            self._begun.append((now_secs, phase))
+
+    def take(self, start_secs: float, end_secs: float) -> Counter[SavePhase]:
+        """Return how long each phase took between two times; forget what was before."""
+        ends_secs = [*(secs for secs, _ in self._begun), end_secs][1:]
+        phases_secs: Counter[SavePhase] = Counter()
+        for (begun_secs, phase), ended_secs in zip(tuple(self._begun), ends_secs, strict=True):
+            shared_secs = min(ended_secs, end_secs) - max(begun_secs, start_secs)
+            phases_secs[phase] += max(0.0, shared_secs)  # type: ignore[assignment]
+            if ended_secs < end_secs:
+                self._begun.popleft()
+        return phases_secs
 
 
 @dataclass(slots=True)
@@ -113,7 +139,10 @@ class StepMeter:
         self._clock = clock
         self._seats: dict[int, _Seat] = {}
         self._durations = {phase: _Durations() for phase in SavePhase}
-        self._phase = SavePhase.QUIET
+        self._phases = _PhaseTimes(clock.monotonic())
+        self._cost = StepCost[str]()
+        self._inflation_secs: Counter[str] = Counter()
+        """By how much steps were longer since the last record, by phase."""
         self._timed_seat: int | None = None
         self._positions: dict[int, RankPosition] = {}
         self._published_secs: dict[int, float | None] = {}
@@ -129,18 +158,18 @@ class StepMeter:
 
     def note_save(self) -> None:
         """Record that a save has begun; it may end before the next tick."""
-        self._phase = SavePhase.SEALING
+        self._phases.note(self._clock.monotonic(), SavePhase.SEALING)
 
     def read_progress(self, members: Sequence[TrainerProcess], phase: SavePhase) -> None:
         """Read the cells of the present trainers, and record their progress when it is due."""
         now_secs = self._clock.monotonic()
-        self._phase = max(self._phase, phase)
+        self._phases.note(now_secs, phase)
         timed = min(members, key=lambda member: member.rank, default=None)
         for member in members:
             seat = self._look(member)
             if member is timed:
                 self._timed_seat = member.seat
-                self._time(seat, member, now_secs, phase)
+                self._time(seat, member, now_secs)
         waited_secs = now_secs - self._recorded_secs
         has_changed = self._positions != self._recorded
         if self._positions and waited_secs >= (PROGRESS_SECS if has_changed else IDLE_SECS):
@@ -155,7 +184,7 @@ class StepMeter:
         now_secs = self._clock.monotonic()
         seat = self._look(member)
         if member.seat == self._timed_seat:
-            self._time(seat, member, now_secs, self._phase)
+            self._time(seat, member, now_secs)
         self._seats.pop(member.seat, None)
         if self._positions:
             self._record(now_secs)
@@ -247,7 +276,7 @@ class StepMeter:
                 after[reason] = round(total_secs - until_secs, 4)
         return before, after
 
-    def _time(self, seat: _Seat, member: TrainerProcess, now_secs: float, phase: SavePhase) -> None:
+    def _time(self, seat: _Seat, member: TrainerProcess, now_secs: float) -> None:
         step = self._cells[step_cell(member.seat)]
         if step == seat.step or seat.first[0] == NO_STEP:
             return
@@ -259,11 +288,26 @@ class StepMeter:
         waited_secs = sum(self._waits(member)[0].values())
         if seat.first[0] <= seat.step < step:
             own_secs = time_secs - seat.since_secs - (waited_secs - seat.waited_secs)
-            steps, secs = step - seat.step, max(0.0, own_secs)
-            self._durations[self._phase].add(steps, secs)
-            self._measures.note_steps(self._phase.name.lower(), step, steps, secs)
+            phases_secs = self._phases.take(seat.since_secs, time_secs)
+            self._add_steps(step, step - seat.step, max(0.0, own_secs), phases_secs)
         seat.step, seat.since_secs, seat.waited_secs = step, time_secs, waited_secs
-        self._phase = phase
+
+    def _add_steps(
+        self, step: int, steps: int, secs: float, phases_secs: Counter[SavePhase]
+    ) -> None:
+        """Add some steps with the time of each phase; the greatest that counts labels them."""
+        writing_secs, sealing_secs = phases_secs[SavePhase.WRITING], phases_secs[SavePhase.SEALING]
+        saving_secs = min(secs, writing_secs + sealing_secs)
+        is_writing = writing_secs > 0 and is_quiet(secs, sealing_secs)
+        phase = SavePhase.WRITING if is_writing else SavePhase.SEALING
+        shown = SavePhase.QUIET if is_quiet(secs, saving_secs) else phase
+        self._durations[shown].add(steps, secs)
+        self._measures.note_steps(shown.name.lower(), step, steps, secs)
+        self._cost.add_steps(phase.name.lower(), secs, saving_secs, steps)
+        costs_secs = self._cost.take()
+        if costs_secs is not None and self._cost.quiet_secs is not None:
+            self._inflation_secs.update(costs_secs)
+            self._measures.note_inflation(costs_secs, self._cost.quiet_secs)
 
     def _record(self, now_secs: float) -> None:
         durations = self._durations
@@ -277,12 +321,20 @@ class StepMeter:
                 quiet=durations[SavePhase.QUIET].times(),
                 sealing=durations[SavePhase.SEALING].times(),
                 writing=durations[SavePhase.WRITING].times(),
+                inflation_secs=self._inflation(),
                 durable_requests=requests,
                 pulled_bytes=pulled_bytes,
             )
         )
         self._durations = {phase: _Durations() for phase in SavePhase}
         self._recorded, self._recorded_secs = dict(self._positions), now_secs
+
+    def _inflation(self) -> dict[str, float] | None:
+        """Take by how much steps were longer, if it is known."""
+        if self._cost.quiet_secs is None:
+            return None
+        inflation_secs, self._inflation_secs = self._inflation_secs, Counter()
+        return {label: round(secs, 6) for label, secs in inflation_secs.items()}
 
     def _aged(self, rank: int, position: RankPosition, now_secs: float) -> RankPosition:
         published_secs = self._published_secs.get(rank)

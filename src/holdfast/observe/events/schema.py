@@ -193,9 +193,13 @@ class StepProgress(Event, frozen=True, kw_only=True, tag="progress"):
 
     Attributes:
         ranks: the position of each rank of this host.
-        quiet: the steps since the last `progress` during which no checkpoint was taken or written.
+        quiet: the steps since the last `progress` during which no checkpoint was taken or written,
+            or for less than a hundredth of the step.
         sealing: the steps during which a checkpoint was taken.
         writing: the other steps, during which one was written to the durable tier.
+        inflation_secs: by how much the steps beside checkpoints were longer than the median of
+            quiet ones, by `sealing` and `writing`; each at most by the time of the checkpoint
+            within it. Less than 0 by chance; null: fewer than 8 quiet steps are known.
         durable_requests: the requests of the agent to the durable tier since its start; null: the
             tier is no service.
         pulled_bytes: the bytes that the agent has copied from other hosts' RAM since its start.
@@ -205,6 +209,7 @@ class StepProgress(Event, frozen=True, kw_only=True, tag="progress"):
     quiet: StepTimes = StepTimes()
     sealing: StepTimes = StepTimes()
     writing: StepTimes = StepTimes()
+    inflation_secs: dict[str, float] | None = None
     durable_requests: Count | None = None
     pulled_bytes: Bytes = 0
 

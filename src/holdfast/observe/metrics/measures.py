@@ -8,9 +8,8 @@ Owned by the agent's event loop.
 
 from __future__ import annotations
 
-import statistics
 from collections import Counter, defaultdict, deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 
 import msgspec
@@ -39,8 +38,6 @@ from holdfast.observe.events.schema import (
 )
 from holdfast.observe.metrics.metric_families import METRICS, MetricFamily, MetricSample
 
-QUIET_STEPS_MIN = 5
-QUIET_STEPS_MAX = 64
 SPANS_MAX = 600
 SPAN_SECS = 0.5
 """Steps are kept for the live page in spans of this length: five minutes of them."""
@@ -113,7 +110,7 @@ class Measures:
                     self._histograms[name, value] = _Histogram(metric.bounds)
         self._reached_secs: dict[str, float] = {}
         """When the newest checkpoint of each tier has reached it."""
-        self._quiet_secs: deque[float] = deque(maxlen=QUIET_STEPS_MAX)
+        self._quiet_secs: float | None = None
         self._over_secs = dict.fromkeys(PHASES, 0.0)
         """By how much the steps of a phase were longer than quiet ones; also less than 0."""
         self._spans: deque[tuple[float, StepSpan]] = deque(maxlen=SPANS_MAX)
@@ -167,10 +164,6 @@ class Measures:
         self._add("holdfast_steps_total", "", steps)
         self._observe("holdfast_step_seconds", "", each, steps)
         self._high = max(self._high, step)
-        if phase == "quiet":
-            self._quiet_secs.append(each)
-        elif len(self._quiet_secs) >= QUIET_STEPS_MIN:
-            self._over_secs[phase] += secs - steps * statistics.median(self._quiet_secs)
         now_secs = self._clock.monotonic()
         span = StepSpan(ago_secs=0.0, step=step, steps=steps, secs=secs, phase=phase)
         last = self._spans[-1] if self._spans else None
@@ -180,6 +173,12 @@ class Measures:
                 span, steps=steps + last[1].steps, secs=secs + last[1].secs
             )
         self._spans.append((now_secs, span))
+
+    def note_inflation(self, costs_secs: Mapping[str, float], quiet_secs: float) -> None:
+        """Add what steps took beyond the median of quiet ones, by phase; also less than 0."""
+        for phase, cost_secs in costs_secs.items():
+            self._over_secs[phase] += cost_secs
+        self._quiet_secs = quiet_secs
 
     def note_position(self, rank: int, position: RankPosition) -> None:
         """Take the position of a rank of this host; times count for the lowest rank."""
@@ -276,8 +275,8 @@ class Measures:
                 ]
             elif name == "holdfast_checkpoint_age_seconds":
                 values = {tier: now_secs - at for tier, at in self._reached_secs.items()}
-            elif name == "holdfast_quiet_step_seconds" and self._quiet_secs:
-                values = {"": statistics.median(self._quiet_secs)}
+            elif name == "holdfast_quiet_step_seconds" and self._quiet_secs is not None:
+                values = {"": self._quiet_secs}
             elif metric.kind == "counter":
                 values = dict(self._counts[name])
             elif name in gauges:

@@ -86,7 +86,10 @@ METRICS = {
     ),
     "holdfast_step_inflation_seconds_total": Metric(
         kind="counter",
-        text="By how much steps beside checkpoints were longer than the median step without one.",
+        text=(
+            "By how much steps beside checkpoints were longer than the median step without one, "
+            "each at most by the time of the checkpoint within it."
+        ),
         label="tier",
         values=("ram", "durable"),
     ),
@@ -156,7 +159,8 @@ METRICS = {
     ),
     "holdfast_step": Metric(kind="gauge", text="The last step passed to save."),
     "holdfast_quiet_step_seconds": Metric(
-        kind="gauge", text="Median duration of the newest steps without a checkpoint beside them."
+        kind="gauge",
+        text="Median duration of the newest steps without a checkpoint beside them, of 8 or more.",
     ),
     "holdfast_attempt": Metric(kind="gauge", text="The number of the run's present attempt."),
     "holdfast_trainers": Metric(kind="gauge", text="Processes of the training on this host."),

@@ -1,16 +1,16 @@
 """Divide the time of a run into categories that add up to it exactly.
 
 The time is cut at the known positions of the timed rank: each piece begins where the one before
-ended. Within a piece, what was measured is taken first (blocked, waiting), then what the medians of
-steps show (inflation), and the remainder belongs to the steps. Everything is in whole microseconds,
-so nothing is lost by rounding.
+ended. Within a piece, what was measured is taken first (blocked, waiting), then the inflation, and
+the remainder belongs to the steps. Everything is in whole microseconds, so nothing is lost by
+rounding.
 
 - `productive`: steps that were made for the first time.
 - `redone`: steps with a number that an earlier attempt, or the same one, had reached already.
 - `restart`: from the last step before an end to the first step after it, without that step's own
   duration; also the start of the run.
 - `blocked`: `save`, `finish` and `close` blocked the training thread.
-- `inflation`: steps during a save or a write were longer than quiet ones, by their medians.
+- `inflation`: steps during a save or a write were longer than quiet ones (`policy.step_cost`).
 - `waiting`: the training reported that it waited.
 - `unknown`: no event explains it: after the last step of the run, and steps that took more than
   twice as long as the median of quiet ones allows.
@@ -26,9 +26,8 @@ from dataclasses import dataclass, field
 from holdfast.observe.events.schema import ManagerOpened, StateRestored
 from holdfast.observe.reports.model import Micros
 from holdfast.observe.reports.traces import StepMark, Trace
+from holdfast.policy.step_cost import QUIET_COUNT_MIN
 
-QUIET_STEPS_MIN = 5
-"""How many quiet steps a piece needs for a median of its own."""
 UNEXPLAINED_FACTOR = 2.0
 """How many median steps a step may last, on average over a piece, before time is `unknown`."""
 
@@ -133,7 +132,7 @@ class _Division:
         if not trace.is_branch:
             self._waited, self._blocked_us = {}, 0
         quiet_us = quiet_step_us(trace)
-        scale = _inflation_scale(trace, quiet_us)
+        scale = _inflation_scale(trace)
         last: StepMark | None = None
         for mark in trace.marks:
             if mark.is_first:
@@ -188,7 +187,7 @@ class _Division:
         room = _Room(max(0, mark.time_us - self._cursor_us))
         waiting = self._wait(room, mark)
         blocked_us = room.take("blocked", self._blocked_since(mark))
-        sealing_us, writing_us = _excess_us(mark, quiet_us)
+        sealing_us, writing_us = _inflation_us(mark)
         inflation_us = max(0.0, max(0.0, sealing_us - blocked_us) + writing_us) * scale
         room.take("inflation", inflation_us)
         own_us = steps * (_own_median(mark, quiet_us) or 0.0)
@@ -255,29 +254,23 @@ class _Division:
 
 
 def _own_median(mark: StepMark, quiet_us: float | None) -> float | None:
-    if mark.quiet.steps >= QUIET_STEPS_MIN:
+    if mark.quiet.steps >= QUIET_COUNT_MIN:
         return mark.quiet.median_secs * 1e6
     return quiet_us
 
 
-def _excess_us(mark: StepMark, quiet_us: float | None) -> tuple[float, float]:
-    """Return by how much saves and writes lengthened steps, by medians; either may be negative."""
-    own_us = _own_median(mark, quiet_us)
-    if own_us is None:
-        return 0.0, 0.0
-    sealing, writing = mark.sealing, mark.writing
-    return (
-        sealing.steps * (sealing.median_secs * 1e6 - own_us),
-        writing.steps * (writing.median_secs * 1e6 - own_us),
-    )
+def _inflation_us(mark: StepMark) -> tuple[int, int]:
+    """Return by how much saves and writes lengthened steps; either may be negative."""
+    inflation_us = mark.inflation_us or {}
+    return inflation_us.get("sealing", 0), inflation_us.get("writing", 0)
 
 
-def _inflation_scale(trace: Trace, quiet_us: float | None) -> float:
+def _inflation_scale(trace: Trace) -> float:
     """Return by what to multiply each piece's inflation, so that noise cancels over the attempt.
 
-    Medians of few steps differ by chance in both directions. Pieces without inflation count as
-    zero, so the others would add up to too much.
+    Steps differ by chance in both directions. Pieces without inflation count as zero, so the others
+    would add up to too much.
     """
-    both = [sum(_excess_us(mark, quiet_us)) for mark in trace.marks]
-    positive_us = sum(excess for excess in both if excess > 0)
-    return max(0.0, sum(both)) / positive_us if positive_us else 0.0
+    both_us = [sum(_inflation_us(mark)) for mark in trace.marks]
+    positive_us = sum(us for us in both_us if us > 0)
+    return max(0, sum(both_us)) / positive_us if positive_us else 0.0

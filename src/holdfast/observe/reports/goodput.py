@@ -24,6 +24,7 @@ from holdfast.observe.reports.model import (
 from holdfast.observe.reports.run_clock import on_one_axis, wall_time
 from holdfast.observe.reports.tiers import slowest_rank, tier_reports
 from holdfast.observe.reports.traces import Trace, gather_traces
+from holdfast.policy.step_cost import QUIET_COUNT_MIN
 
 SLICES_MAX = 1000
 """How many pieces the timeline has at most; neighbours of one attempt are merged."""
@@ -65,7 +66,7 @@ def report_run(run: str, items: Iterable[Event | Omission]) -> RunReport:
         goodput=round(total["productive"] / wall_us, 6) if wall_us else None,
         attempts=[_attempt(trace, pieces, begin_us) for trace in traces],
         failures=_failures(traces, begin_us),
-        tiers=tier_reports(timed, pieces, begin_us, is_measured=_has_both_kinds_of_steps(traces)),
+        tiers=tier_reports(timed, pieces, begin_us, is_measured=_is_measured(traces)),
         slowest_rank=slowest_rank(timed),
         waiting=in_secs(waiting, tuple(waiting)),
         steps=max(reached, default=first - 1) - first + 1,
@@ -74,11 +75,9 @@ def report_run(run: str, items: Iterable[Event | Omission]) -> RunReport:
     )
 
 
-def _has_both_kinds_of_steps(traces: Sequence[Trace]) -> bool:
-    """Return whether steps beside checkpoints can be compared with quiet ones."""
-    marks = [mark for trace in traces for mark in trace.marks]
-    is_beside = any(mark.sealing.steps or mark.writing.steps for mark in marks)
-    return is_beside and any(mark.quiet.steps for mark in marks)
+def _is_measured(traces: Sequence[Trace]) -> bool:
+    """Return whether steps beside checkpoints were compared with quiet ones."""
+    return any(mark.inflation_us is not None for trace in traces for mark in trace.marks)
 
 
 def _sums(pieces: Iterable[Piece]) -> tuple[Counter[str], Counter[str], Counter[str]]:
@@ -244,10 +243,10 @@ def _trace_notes(traces: Sequence[Trace]) -> list[str]:
                 f"attempt {trace.number} saved step {trace.last_step}; the times of its steps are "
                 "not known"
             )
-        elif not any(mark.quiet.steps for mark in trace.marks) and len(trace.marks) > 1:
+        elif not _is_measured([trace]) and any(mark.beside_count for mark in trace.marks):
             notes.append(
-                f"attempt {trace.number} had no step without a save: the inflation of its steps "
-                "was not measured and is counted as productive"
+                f"attempt {trace.number} had fewer than {QUIET_COUNT_MIN} steps without a save: "
+                "the inflation of its other steps was not measured and is counted as productive"
             )
         if trace.end == "unseen" and trace.last_step is not None:
             notes.append(

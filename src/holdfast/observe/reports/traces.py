@@ -65,7 +65,9 @@ class StepMark:
         blocked_after_us: For how long after it, as far as is known.
         waiting_us: How long the training had waited until the step, by reason.
         waiting_after_us: How long it has waited after it, as far as is known.
-        quiet, sealing, writing: The steps since the last mark, by what was under way.
+        quiet: The steps since the last mark beside which nothing was saved.
+        beside_count: How many others there were.
+        inflation_us: By how much those were longer, by what was under way; None: not known.
     """
 
     time_us: int
@@ -76,8 +78,8 @@ class StepMark:
     waiting_us: dict[str, int] = field(default_factory=dict)
     waiting_after_us: dict[str, int] = field(default_factory=dict)
     quiet: StepTimes = NO_STEPS
-    sealing: StepTimes = NO_STEPS
-    writing: StepTimes = NO_STEPS
+    beside_count: int = 0
+    inflation_us: dict[str, int] | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -250,6 +252,7 @@ def _add_mark(trace: Trace, time_us: int, event: StepProgress) -> None:
         return
     if position.step_age_secs is not None:
         time_us -= _micros(position.step_age_secs)
+    inflation_secs = event.inflation_secs
     trace.marks.append(
         StepMark(
             time_us=max(last.time_us, time_us) if position.step > last.step else last.time_us,
@@ -259,8 +262,8 @@ def _add_mark(trace: Trace, time_us: int, event: StepProgress) -> None:
             waiting_us=_all_micros(position.waiting_secs),
             waiting_after_us=_all_micros(position.waiting_after_secs),
             quiet=event.quiet,
-            sealing=event.sealing,
-            writing=event.writing,
+            beside_count=event.sealing.steps + event.writing.steps,
+            inflation_us=None if inflation_secs is None else _all_micros(inflation_secs),
         )
     )
 

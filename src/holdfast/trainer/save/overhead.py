@@ -1,7 +1,8 @@
-"""Measure what checkpoints cost the training: which steps are beside a save, and how long they are.
+"""Measure what a checkpoint costs the training, from the durations of its steps.
 
-A step lasts from one call of `save` to the next. Steps during which nothing is being saved are
-quiet; the others are beside the save. `policy.step_cost` computes the cost from both.
+A step lasts from one call of `save` to the next. `policy.step_cost` computes the cost of those
+beside a save. The median of the newest checkpoints counts, and the least until there are enough,
+because a stall may be within the save.
 
 If only one tier has a budget, only its saves are counted: the other tier may save at every step,
 so its cost is part of the duration of a quiet step.
@@ -9,10 +10,18 @@ so its cost is part of the duration of a quiet step.
 
 from __future__ import annotations
 
+import statistics
+from collections import deque
+
 from holdfast.policy.save_decision_policy import has_budget
 from holdfast.policy.step_cost import StepCost
 from holdfast.trainer.options import Options
 from holdfast.trainer.save.progress import Reach, SavesInFlight
+
+COST_COUNT_MIN = 3
+"""How many costs a median needs, without the first one."""
+COST_COUNT_MAX = 5
+"""How many of the newest costs the median is taken of."""
 
 
 def meter_for(options: Options) -> OverheadMeter | None:
@@ -33,11 +42,14 @@ class OverheadMeter:
 
     def __init__(self, reach: Reach) -> None:
         self.reach = reach
-        self._cost = StepCost()
+        self._steps = StepCost[int]()
+        """Labelled by the number of the checkpoint."""
+        self._costs_secs: deque[float] = deque(maxlen=COST_COUNT_MAX)
+        self._cost_count = 0
+        self._number = 0
         self._last: float | None = None
         self._accepted_count = 0
         self._was_saving = False
-        self._has_saved = False
 
     def stepped(self, now: float, saving: SavesInFlight) -> float | None:
         """Record the end of a step.
@@ -51,20 +63,29 @@ class OverheadMeter:
         """
         last, self._last = self._last, now
         has_begun = saving.accepted_count > self._accepted_count
-        is_quiet = not (has_begun or self._was_saving or saving.is_going_on)
+        is_beside = has_begun or self._was_saving or saving.is_going_on
         self._accepted_count, self._was_saving = saving.accepted_count, saving.is_going_on
-        self._has_saved |= not is_quiet
-        if last is not None and is_quiet:
-            self._cost.add_quiet(now - last)
-        elif last is not None:
+        if last is not None:
             # A save begins at the start of a step, right after this call.
             until = now if saving.is_going_on else min(max(saving.ended_secs, last), now)
-            self._cost.add_beside(now - last, until - last)
-        if saving.is_going_on or not self._has_saved:
+            self._steps.add_steps(self._number, now - last, until - last if is_beside else 0.0)
+        if saving.is_going_on:
             return None
-        cost_secs = self._cost.end()
-        self._has_saved = cost_secs is None
-        return cost_secs
+        self._number += is_beside
+        return self._updated(self._steps.take())
+
+    def _updated(self, costs_secs: dict[int, float] | None) -> float | None:
+        """Take the costs of checkpoints that have ended; return the cost of one."""
+        if not costs_secs:
+            return None
+        for cost_secs in costs_secs.values():
+            self._cost_count += 1
+            if self._cost_count == COST_COUNT_MIN + 1:
+                # The first checkpoint also created its files and pages.
+                self._costs_secs.popleft()
+            self._costs_secs.append(max(0.0, cost_secs))
+        is_few = self._cost_count <= COST_COUNT_MIN
+        return min(self._costs_secs) if is_few else statistics.median(self._costs_secs)
 
     def paused(self) -> None:
         """Record an interruption between two steps, such as a restore; skip the next step."""
