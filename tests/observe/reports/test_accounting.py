@@ -11,6 +11,7 @@ import pytest
 from holdfast.observe.events.reader import EventReader
 from holdfast.observe.events.schema import (
     AttemptBranched,
+    AttemptFenced,
     AttemptStarted,
     CheckpointCommitted,
     CheckpointProtected,
@@ -160,6 +161,16 @@ def test_a_failure_is_charged_with_its_own_lost_steps_and_a_going_back_with_the_
     assert_exact(found)
     charged = [(one.cause, one.last_step, one.steps_lost) for one in found.failures]
     assert charged == [("lost", 39, 5), ("went_back", 34, 14)]
+
+
+def test_an_attempt_that_was_taken_over_ends_where_its_successor_begins() -> None:
+    events = [one for one in killed_once() if not isinstance(one, TrainerLost)]
+    fenced = happened(70, AttemptFenced(by_attempt=2, reason="taken over"))
+    left = happened(71, TrainerLeft(rank=0, pid=1, last_step=39))
+    found = report_run("run", [*events, fenced, left])
+    assert_exact(found)
+    assert [(one.cause, one.at_secs) for one in found.failures] == [("fenced", 63)]
+    assert found.attempts[1].wall_secs == 89 - 63
 
 
 def test_a_save_proves_its_step_where_no_agent_was_left_to_report_it() -> None:

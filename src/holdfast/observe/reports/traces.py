@@ -6,21 +6,22 @@ attempt wrote after its successor had begun is left out, with a note.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise, zip_longest
 
+from holdfast.observe.attempt_ends import EndOfAttempt
 from holdfast.observe.events.schema import (
     AttemptBranched,
     AttemptFenced,
     AttemptStarted,
     CheckpointCommitted,
     CheckpointSealed,
-    Event,
     FirstStep,
     LeaderReplaced,
     ManagerOpened,
     PartSaved,
+    PeerHeard,
     PeerSilent,
     PreemptionNoticed,
     RanksLost,
@@ -45,7 +46,7 @@ OF_TRAINERS = (
     RanksLost,
 )
 """The events that show that an attempt was alive."""
-OF_ENDS = (AttemptFenced, PeerSilent, LeaderReplaced)
+OF_ENDS = (AttemptFenced, PeerSilent, PeerHeard, LeaderReplaced)
 """Further events that show how it ended."""
 OF_SAVES = (PartSaved, CheckpointSealed, CheckpointCommitted)
 """The events that show that an attempt has finished a step, the one that was saved."""
@@ -270,67 +271,18 @@ def _add_mark(trace: Trace, time_us: int, event: StepProgress) -> None:
 
 def _set_ends(traces: Sequence[Trace], by_attempt: dict[int, list[Timed]]) -> None:
     for trace, successor in zip_longest(traces, traces[1:]):
-        events = by_attempt[trace.number]
-        trace.end, found = _end(events)
-        gone = _lost_host(events)
-        if gone is not None and trace.end in ("lost", "closed", "open"):
-            trace.end, (trace.ended_us, trace.end_host) = "host_lost", gone
-        elif found is not None:
-            trace.ended_us, trace.end_host = found.time_us, _host_of_end(found.event)
+        fold = EndOfAttempt(sees_all=True)
+        for timed in by_attempt[trace.number]:
+            fold.note_event(timed.event, timed.time_us)
+        end = fold.end()
+        if end is not None:
+            trace.end, trace.ended_us, trace.end_host = end.cause, end.time_us, end.host
         elif successor is not None:
             trace.end = "went_back" if successor.is_branch else "unseen"
-            is_fenced = any(isinstance(one.event, AttemptFenced) for one in events)
-            trace.end = "fenced" if is_fenced else trace.end
             trace.ended_us, trace.end_host = trace.last_us, trace.host
             if successor.is_branch and successor.started_us is not None:
                 trace.ended_us = successor.started_us
-
-
-def _end(events: Iterable[Timed]) -> tuple[str, Timed | None]:
-    """Return how an attempt ended, and the event that shows it; the first loss is the cause."""
-    lost = [one for one in events if isinstance(one.event, TrainerLost)]
-    elsewhere = [
-        one
-        for one in events
-        if isinstance(one.event, RanksLost)
-        and not one.event.closed
-        and all(loss.event.host != one.event.of_host for loss in lost)
-    ]
-    noticed = [one for one in events if isinstance(one.event, PreemptionNoticed)]
-    left = [one for one in events if isinstance(one.event, TrainerLeft)]
-    if noticed and (lost or elsewhere or left):
-        ends = sorted([*lost, *elsewhere, *left], key=lambda one: one.time_us)
-        if ends[0].time_us >= noticed[0].time_us:
-            return "preempted", ends[0]
-    if elsewhere:
-        return "host_lost", elsewhere[0]
-    if lost:
-        return "lost", lost[0]
-    return ("closed", left[-1]) if left else ("open", None)
-
-
-def _lost_host(events: Sequence[Timed]) -> tuple[int, str] | None:
-    """Return when a host of an attempt was noticed to be lost, and the host; None: none was.
-
-    Of a lost host there is no end of its trainers. The others' trainers, which wait for those, end
-    soon after it, and their agents have reported its silence.
-    """
-    opened = {one.event.host for one in events if isinstance(one.event, ManagerOpened)}
-    lost = [one for one in events if isinstance(one.event, TrainerLost)]
-    left = [one for one in events if isinstance(one.event, TrainerLeft)]
-    gone = opened - {one.event.host for one in (*lost, *left)}
-    if not gone or gone == opened or not lost:
-        return None
-    silent = [one for one in events if _silent_host(one.event) in gone]
-    first = min((*silent, *lost), key=lambda one: one.time_us)
-    return first.time_us, _silent_host(first.event) or min(gone)
-
-
-def _silent_host(event: Event) -> str | None:
-    if isinstance(event, PeerSilent):
-        return event.of_host
-    return event.before if isinstance(event, LeaderReplaced) else None
-
-
-def _host_of_end(event: Event) -> str:
-    return event.of_host if isinstance(event, RanksLost) else event.host
+        if trace.end == "fenced" and trace.ended_us is not None:
+            # It is noticed after the successor has begun, whose time that is.
+            begun_us = successor.started_us if successor is not None else None
+            trace.ended_us = min(trace.ended_us, trace.last_us, begun_us or trace.last_us)
