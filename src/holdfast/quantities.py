@@ -1,4 +1,4 @@
-"""Word sizes and durations for people."""
+"""Word counts, sizes and durations for people."""
 
 from __future__ import annotations
 
@@ -21,3 +21,8 @@ def secs_text(secs: float) -> str:
         if secs >= 2 * length:
             return f"{secs / length:.0f} {unit}"
     return f"{secs:.0f} s"
+
+
+def counted(count: int, noun: str, plural: str | None = None) -> str:
+    """Return `1 file` or `2 files`; `plural` is for nouns whose plural is not formed with an s."""
+    return f"1 {noun}" if count == 1 else f"{count:,} {plural or noun + 's'}"

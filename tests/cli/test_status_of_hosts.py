@@ -91,7 +91,7 @@ def test_every_host_tells_of_all_and_a_lost_one_is_shown_as_lost(
     assert survived(hosts[3]) == [(0, LAST), (None, 0)]
     out = holdfast(hosts[3], "status").stdout
     assert "trainers  3 of 4 live\n" in out
-    assert "host-c: not answering for " in out
+    assert "host-c has not answered for " in out
     # Without all of its trainers the run cannot go on, so that its newest checkpoint gets durable.
     wait_until(lambda: survived(hosts[3]) == [(None, LAST)])
     assert f"survives  any loss, from step {LAST}" in holdfast(hosts[3], "status").stdout
@@ -134,4 +134,4 @@ def test_a_stopped_agent_and_one_of_another_token_are_told_in_bounded_time(
         == "it refuses (status 401): expected this run's token, found another one or none"
     )
     assert unreached["problem"].startswith("not reached")
-    assert "host-b: not answering" in holdfast(leader, "status").stdout
+    assert "host-b has not answered" in holdfast(leader, "status").stdout

@@ -9,6 +9,7 @@ from holdfast.cli import output
 from holdfast.cli.output import Column, counted, secs_text, size_text
 from holdfast.clock import SystemClock
 from holdfast.engine.reading.inventory import Inventory, Row, State, take_inventory
+from holdfast.observe.state_words import step_text, tiers_text
 from holdfast.trainer.opening.run_access import read_only
 
 _STYLES = {
@@ -31,7 +32,7 @@ def ls(directory: str, limit: int | None, as_json: bool) -> None:
     Checkpoints that are not on the current timeline, because the run went back to an earlier step,
     are marked as abandoned. Images are not read; `holdfast verify` reads them.
 
-    "tiers" is where each one is: in this host's memory (ram), in DIR (durable), and in the remote
+    "tiers" is where each one is: in this host's RAM, in DIR (durable), and in the remote
     tier, of a run that was trained with one (remote).
 
     "size" is the size of all images that a checkpoint consists of, "written" that of the images
@@ -39,24 +40,24 @@ def ls(directory: str, limit: int | None, as_json: bool) -> None:
     `holdfast show` counts in the same way.
     """
     run = read_only(directory)
-    found = take_inventory(run, limit)
-    for problem in found.problems:
+    inventory = take_inventory(run, limit)
+    for problem in inventory.problems:
         output.warn(problem)
     if as_json:
         output.print_json(
             {
                 "run": str(run.location),
                 "run_id": run.run_id,
-                "latest_step": found.latest_step,
-                "count": found.count,
-                "checkpoints": [_document(row) for row in found.rows],
+                "latest_step": inventory.latest_step,
+                "count": inventory.count,
+                "checkpoints": [_document(row) for row in inventory.rows],
             }
         )
         return
-    if not found.rows:
+    if not inventory.rows:
         output.print_line(f"{run.location}: no checkpoints yet")
         return
-    _print(found)
+    _print(inventory)
 
 
 def _document(row: Row) -> dict[str, object]:
@@ -81,7 +82,7 @@ def _age_secs(row: Row) -> float | None:
     return round(max(0.0, (SystemClock().now() - row.time).total_seconds()), 3)
 
 
-def _print(found: Inventory) -> None:
+def _print(inventory: Inventory) -> None:
     columns = [
         Column("step", "right"),
         Column("attempt", "right"),
@@ -92,21 +93,21 @@ def _print(found: Inventory) -> None:
         Column("state"),
         Column("metrics", folds=True),
     ]
-    if not any(row.metrics for row in found.rows):
+    if not any(row.metrics for row in inventory.rows):
         columns.pop()
-    output.print_table(columns, [_cells(row)[: len(columns)] for row in found.rows])
-    for row in found.rows:
+    output.print_table(columns, [_cells(row)[: len(columns)] for row in inventory.rows])
+    for row in inventory.rows:
         if row.problem is not None:
             output.print_line(
                 Text(f"step {row.id.step}, attempt {row.id.attempt}: {row.problem}", "red")
             )
-    hidden = found.count - len(found.rows)
-    total = size_text(sum(row.written_bytes for row in found.rows))
-    parts = [f"{counted(len(found.rows), 'checkpoint')}, {total} written"]
+    hidden = inventory.count - len(inventory.rows)
+    total = size_text(sum(row.written_bytes for row in inventory.rows))
+    parts = [f"{counted(len(inventory.rows), 'checkpoint')}, {total} written"]
     if hidden:
         parts.append(f"{hidden:,} older not shown")
-    if found.latest_step is not None:
-        parts.append(f"newest on the timeline: step {found.latest_step}")
+    if inventory.latest_step is not None:
+        parts.append(f"newest on the timeline: {step_text(inventory.latest_step)}")
     output.print_line("; ".join(parts))
 
 
@@ -121,7 +122,7 @@ def _cells(row: Row) -> list[str | Text]:
         "?" if age is None else secs_text(age),
         size_text(row.size_bytes),
         size_text(row.written_bytes),
-        ", ".join(row.tiers) or "–",
+        tiers_text(row.tiers),
         state,
         " ".join(f"{name}={_number(value)}" for name, value in (row.metrics or {}).items()),
     ]

@@ -21,6 +21,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from holdfast.quantities import counted as counted
 from holdfast.quantities import secs_text as secs_text
 from holdfast.quantities import size_text as size_text
 
@@ -206,8 +207,3 @@ def _rendered_lines(
 def time_text(time: datetime) -> str:
     """Return a readable time in UTC."""
     return time.strftime("%Y-%m-%d %H:%M:%S UTC")
-
-
-def counted(count: int, noun: str, plural: str | None = None) -> str:
-    """Return `1 file` or `2 files`; `plural` is for nouns whose plural is not formed with an s."""
-    return f"1 {noun}" if count == 1 else f"{count:,} {plural or noun + 's'}"

@@ -17,6 +17,7 @@ from holdfast.cli.output import Column, counted, secs_text, size_text
 from holdfast.host.wire import protocol
 from holdfast.host.wire.agent_directory import ram_folder
 from holdfast.host.wire.launch import is_locked
+from holdfast.observe.state_words import step_text
 from holdfast.trainer.opening.run_access import read_only
 
 
@@ -147,17 +148,17 @@ def _leaving(agent: protocol.AgentStatus) -> str:
 def _remote(remote: protocol.RemoteStatus) -> str:
     text = remote.place
     if remote.newest_step is not None:
-        text += f": step {remote.newest_step}"
+        text += f": {step_text(remote.newest_step)}"
     if remote.uploading_step is not None:
         done = f"{remote.parts_done} of {remote.part_count} parts" if remote.part_count else "begun"
-        text += f"; step {remote.uploading_step} is being copied ({done})"
+        text += f"; {step_text(remote.uploading_step)} is being copied ({done})"
     elif remote.is_behind:
         text += "; a newer one is in the run's directory"
     return f"{text}; the last try failed: {remote.problem}" if remote.problem else text
 
 
 def _trainer(trainer: protocol.TrainerStatus) -> str:
-    step = "at no step yet" if trainer.step is None else f"at step {trainer.step}"
+    step = "at no step yet" if trainer.step is None else f"at {step_text(trainer.step)}"
     return f"rank {trainer.rank}: process {trainer.pid}, {step}"
 
 
@@ -171,6 +172,6 @@ def _held(held: protocol.HeldStatus) -> str:
         fate = f"not durable: {held.failed}"
     else:
         fate = "to be made durable" if held.durable_due else "in RAM alone"
-    return f"step {held.step}, attempt {held.attempt}: " + (
+    return f"{step_text(held.step)}, attempt {held.attempt}: " + (
         fate if fate == "in RAM alone" else f"{ram}, {fate}"
     )

@@ -22,6 +22,7 @@ from holdfast.observe.live.follower import Poll, RunFollower
 from holdfast.observe.live.snapshot import LiveView, ShownHost
 from holdfast.observe.metrics.measures import StepSpan
 from holdfast.observe.reports.words import duration_text, share_text
+from holdfast.observe.state_words import step_text
 from holdfast.trainer.opening.run_access import read_only
 
 LINES_KEPT = 200
@@ -116,7 +117,7 @@ def _line(text: str, width: int) -> Text:
 
 
 def _facts(view: LiveView) -> Text:
-    step = "no step yet" if view.step is None else f"step {view.step:,}"
+    step = "no step yet" if view.step is None else step_text(view.step)
     facts = [step, f"attempt {view.attempt}", f"{view.failures} failures"]
     if view.goodput is not None:
         shares = [f"{one.text} {share_text(one.share)}" for one in view.categories[1:]]
@@ -127,7 +128,7 @@ def _facts(view: LiveView) -> Text:
 
 def _hosts(hosts: Sequence[ShownHost]) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for title in ("host", "ranks", "memory", "holds in RAM"):
+    for title in ("host", "trainers", "RAM", "holds"):
         table.add_column(title, overflow="fold")
     for host in hosts:
         name = host.name + (" (leads)" if host.is_leading else "")
@@ -135,10 +136,7 @@ def _hosts(hosts: Sequence[ShownHost]) -> Table:
             cells = [name, host.ranks, "–", f"does not answer: {host.problem}"]
             table.add_row(*(Text(_printable(cell), "red") for cell in cells))
             continue
-        holds = "; ".join(
-            f"step {one.step:,}: {one.own} own, {one.replicas} replicas" for one in host.holds
-        )
-        cells = [name, host.ranks, host.memory, holds or "nothing"]
+        cells = [name, host.ranks, host.memory, host.holds_text]
         table.add_row(*(Text(_printable(cell)) for cell in cells))
     return table
 

@@ -8,11 +8,12 @@ import pytest
 from msgspec.structs import replace
 
 from holdfast.coordination.survivability import Outlook, Standing
-from holdfast.observe.live.snapshot import explained, silence, survives, view_of_run
+from holdfast.observe.live.snapshot import explained, view_of_run
 from holdfast.observe.metrics.measures import RecentSteps, StepSpan
 from holdfast.observe.reports.goodput import report_run
 from holdfast.observe.reports.model import RunFailure
 from holdfast.observe.run_status import HeldCheckpoint, JobHostStatus, JobStatus
+from holdfast.observe.state_words import silence, survives
 
 EMPTY = report_run("runs/a", [])
 NEWEST = Standing(step=30, attempt=2, in_ram=True, durable=False, domains=2, survives=1)
@@ -68,7 +69,10 @@ FAILURE = RunFailure(
 def test_a_training_is_shown_with_its_hosts_and_tiers() -> None:
     view = view_of_run("runs/a", EMPTY, JOB, steps=STEPS, durable=[10, 20], problems=[])
     assert (view.headline, view.attempt, view.step) == ("training, 2 processes", 2, 31)
-    assert (view.newest, view.newest_step) == ("step 30, in the RAM of 2 failure domains", 30)
+    assert (view.newest, view.newest_step) == (
+        "step 30, attempt 2: in the RAM of 2 failure domains",
+        30,
+    )
     assert view.survives == ("1 more lost host, from step 30", "any loss, from step 20")
     assert view.durable == (20, 10)
     first = view.hosts[0]
@@ -78,7 +82,8 @@ def test_a_training_is_shown_with_its_hosts_and_tiers() -> None:
         "rank 0",
         "5.0 MB",
     )
-    assert [(h.step, h.own, h.replicas) for h in first.holds] == [(30, 1, 1)]
+    assert [(h.step, h.text) for h in first.holds] == [(30, "1 part + 1 copy")]
+    assert first.holds_text == "step 30: 1 part + 1 copy"
     assert view.last_failure == ()
 
 
@@ -86,7 +91,9 @@ def test_a_host_that_does_not_answer_is_the_headline_and_is_explained() -> None:
     job = replace(JOB, hosts=(host("a", 0), host("b", 1, "not reached: Connection refused")))
     view = view_of_run("runs/a", EMPTY, job, steps=STEPS, durable=[], problems=[])
     assert view.headline == "1 host does not answer: b"
-    assert view.last_failure[0] == "Now: b does not answer (not reached: Connection refused)."
+    assert view.last_failure[0] == (
+        "Now: b has not answered for 0 s (not reached: Connection refused)."
+    )
     assert "continues from step 30" in view.last_failure[1]
     assert view.hosts[1].holds == ()
     lost = silence(replace(job, newest=None))

@@ -35,7 +35,6 @@ function setText(id, text) {
   update(id, text, (element) => { element.textContent = text; });
 }
 
-const count = (number, noun, plural) => `${number} ${number === 1 ? noun : plural || noun + "s"}`;
 const number = (value) => value.toLocaleString("en");
 
 function drawFacts(element, facts) {
@@ -59,11 +58,8 @@ function drawHosts(element, [hosts, newest]) {
     const list = make("ul", undefined, "steps");
     list.setAttribute("aria-label", `RAM of ${host.name}`);
     for (const hold of host.holds) {
-      const parts = [];
-      if (hold.own) parts.push(count(hold.own, "part"));
-      if (hold.replicas) parts.push(count(hold.replicas, "replica"));
       const chip = make("li", `step ${number(hold.step)} `, hold.step === newest ? "newest" : "");
-      chip.append(make("small", parts.join(" + ") || "being filled"));
+      chip.append(make("small", hold.text));
       list.append(chip);
     }
     if (!host.holds.length) list.append(make("li", host.problem ? "unknown" : "nothing in RAM", "none"));

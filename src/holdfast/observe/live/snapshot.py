@@ -10,7 +10,6 @@ from datetime import UTC, datetime
 
 import msgspec
 
-from holdfast.coordination.survivability import Standing
 from holdfast.observe.metrics.measures import RecentSteps, StepSpan
 from holdfast.observe.reports.model import CATEGORIES, RunFailure, RunReport
 from holdfast.observe.reports.words import (
@@ -21,10 +20,19 @@ from holdfast.observe.reports.words import (
     share_text,
 )
 from holdfast.observe.run_status import JobHostStatus, JobStatus
-from holdfast.quantities import size_text
+from holdfast.observe.state_words import (
+    HOLDS_SHOWN_MAX,
+    headline,
+    held_text,
+    holds_text,
+    ranks_text,
+    silence,
+    standing_text,
+    step_text,
+    survives,
+)
+from holdfast.quantities import counted, size_text
 
-HOLDS_SHOWN_MAX = 4
-"""How many checkpoints of each host are shown, the newest."""
 DURABLE_SHOWN_MAX = 8
 
 
@@ -39,6 +47,7 @@ class ShownHost(msgspec.Struct, frozen=True, kw_only=True):
         ranks: the ranks there, in words.
         memory: what its RAM tier has, in words.
         holds: the checkpoints in its RAM, the newest first.
+        holds_text: the same in words.
     """
 
     name: str
@@ -48,15 +57,15 @@ class ShownHost(msgspec.Struct, frozen=True, kw_only=True):
     ranks: str
     memory: str
     holds: tuple[HoldView, ...]
+    holds_text: str
 
 
 class HoldView(msgspec.Struct, frozen=True, kw_only=True):
-    """A checkpoint in the RAM of a host: its own ranks' parts, and replicas of others' parts."""
+    """A checkpoint in the RAM of a host, and what the host has of it, in words."""
 
     step: int
     attempt: int
-    own: int
-    replicas: int
+    text: str
 
 
 class CategoryView(msgspec.Struct, frozen=True, kw_only=True):
@@ -141,17 +150,18 @@ def view_of_run(
     no_step_text = "none" if is_complete else "not known"
     attempts = [one.attempt for one in report.attempts]
     last = report.failures[-1] if report.failures else None
+    silent = silence(job) if job is not None else ()
     return LiveView(
         run=run,
         time=datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC"),
         is_live=job is not None,
-        headline=_headline(job, report),
+        headline=headline(job) if job is not None else _absence(report),
         attempt=job.attempt if job is not None else max(attempts, default=0),
         step=spans[-1].step if spans else _last_step(report),
         hosts=tuple(_host(host, job) for host in job.hosts) if job is not None else (),
         durable=tuple(reversed(durable[-DURABLE_SHOWN_MAX:])),
-        durable_text=f"step {durable[-1]:,}" if durable else no_step_text,
-        newest=_standing(job.newest) if job is not None else "",
+        durable_text=step_text(durable[-1]) if durable else no_step_text,
+        newest=standing_text(job.newest) if job is not None else "",
         newest_step=job.newest.step if job is not None and job.newest is not None else None,
         survives=survives(job) if job is not None else (),
         steps=spans,
@@ -169,7 +179,7 @@ def view_of_run(
             if report.wall_secs and report.categories[name]
         ),
         failures=len(report.failures),
-        last_failure=silence(job) or (explained(last) if last is not None else ()),
+        last_failure=silent or (explained(last) if last is not None else ()),
         problems=tuple(problems),
     )
 
@@ -178,13 +188,12 @@ def explained(failure: RunFailure) -> tuple[str, ...]:
     """Return what happened, what it cost and how the run continued, a sentence each."""
     what = CAUSE_WORDS.get(failure.cause, failure.cause)
     when = failure.time.strftime("%Y-%m-%d %H:%M:%S UTC")
-    after = "" if failure.last_step is None else f", after step {failure.last_step:,}"
+    after = "" if failure.last_step is None else f", after {step_text(failure.last_step)}"
     sentences = [f"{when}: {what} on {failure.host}, in attempt {failure.attempt}{after}."]
     if failure.steps_lost is None:
         return (*sentences, "The run has not continued yet.")
     if failure.steps_lost:
-        count = failure.steps_lost
-        sentences.append(f"{count:,} {'step' if count == 1 else 'steps'} had to be made again.")
+        sentences.append(f"{counted(failure.steps_lost, 'step')} had to be made again.")
     else:
         sentences.append("No step was lost.")
     if failure.secs_to_next_step is not None:
@@ -196,60 +205,13 @@ def explained(failure: RunFailure) -> tuple[str, ...]:
     return tuple(sentences)
 
 
-def silence(job: JobStatus | None) -> tuple[str, ...]:
-    """Return which hosts do not answer now and what follows, a sentence each; empty: all answer."""
-    silent = [host for host in job.hosts if host.problem] if job is not None else []
-    if job is None or not silent:
-        return ()
-    sentences = [f"Now: {one.host} does not answer ({one.problem})." for one in silent]
-    if not job.leader_answers:
-        return (*sentences, "The host that leads is among them, or is not known.")
-    if job.newest is None:
-        return (*sentences, "No checkpoint is complete on the hosts that answer.")
-    advice = f"the next start continues from step {job.newest.step:,} as things are"
-    return (
-        *sentences,
-        f"If that is no interruption of the network, start the job again: {advice}.",
-    )
-
-
-def survives(job: JobStatus) -> tuple[str, ...]:
-    """Return which losses a run survives now, and from which step, the smallest loss first."""
-    if not job.leader_answers:
-        return ("unknown: the host that leads does not answer",)
-    if job.newest is None:
-        return ("no checkpoint is complete yet",)
-    is_by_host = all(host.domain == host.host for host in job.hosts)
-    what = "host" if is_by_host else "failure domain"
-    shown = []
-    for one in job.goes_on_from:
-        if one.lost_domains_max is None:
-            shown.append(f"any loss, from step {one.step:,}")
-        elif one.lost_domains_max:
-            count = one.lost_domains_max
-            noun = what if count == 1 else f"{what}s"
-            shown.append(f"{count} more lost {noun}, from step {one.step:,}")
-        else:
-            shown.append(f"no lost {what} but lost processes, from step {one.step:,}")
-    return tuple(shown) or (f"no lost {what}",)
-
-
-def _headline(job: JobStatus | None, report: RunReport) -> str:
-    if job is None:
-        return "no agent of this run answers on this host" if report.attempts else "no events yet"
-    silent = [host.host for host in job.hosts if host.problem]
-    if silent:
-        what = "host does" if len(silent) == 1 else "hosts do"
-        return f"{len(silent)} {what} not answer: {', '.join(silent)}"
-    count = sum(len(host.ranks) for host in job.hosts)
-    if not count:
-        return "no training now; the agents hold its checkpoints"
-    return f"training, {count} {'process' if count == 1 else 'processes'}"
+def _absence(report: RunReport) -> str:
+    return "no agent of this run answers on this host" if report.attempts else "no events yet"
 
 
 def _last_step(report: RunReport) -> int | None:
-    found = [one.last_step for one in report.attempts if one.last_step is not None]
-    return found[-1] if found else None
+    steps = [one.last_step for one in report.attempts if one.last_step is not None]
+    return steps[-1] if steps else None
 
 
 def _host(host: JobHostStatus, job: JobStatus) -> ShownHost:
@@ -259,33 +221,11 @@ def _host(host: JobHostStatus, job: JobStatus) -> ShownHost:
         domain="" if host.domain == host.host else host.domain,
         is_leading=host.host == job.leader,
         problem=host.problem,
-        ranks=_ranks(host.ranks),
+        ranks=ranks_text(host.ranks),
         memory=memory,
         holds=tuple(
-            HoldView(
-                step=held.step, attempt=held.attempt, own=len(held.own), replicas=len(held.copies)
-            )
+            HoldView(step=held.step, attempt=held.attempt, text=held_text(held))
             for held in host.holds[:HOLDS_SHOWN_MAX]
         ),
+        holds_text=holds_text(host),
     )
-
-
-def _ranks(ranks: Sequence[int]) -> str:
-    if not ranks:
-        return "no rank"
-    if len(ranks) > 2 and ranks[-1] - ranks[0] + 1 == len(ranks):
-        return f"ranks {ranks[0]} to {ranks[-1]}"
-    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))
-
-
-def _standing(one: Standing | None) -> str:
-    if one is None:
-        return "no whole checkpoint yet"
-    places = []
-    if one.in_ram:
-        domains = f"{one.domains} failure domains" if one.domains > 1 else "one failure domain"
-        places.append(f"in the RAM of {domains}")
-    if one.durable:
-        places.append("durable")
-    where = " and ".join(places) or "in RAM and durable storage together"
-    return f"step {one.step:,}, {where}"
