@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,17 +18,18 @@ from holdfast.coordination.messages import Held
 from holdfast.coordination.survivability import HostSeen, Known, Lead
 from holdfast.errors import InvalidArgumentError
 from holdfast.observe.run_status import (
-    ANSWER_SECS,
     HostStatus,
-    ask_hosts,
     decode_status,
     encode_status,
     job_of,
+    read_answers,
 )
 from holdfast.peers.address import PeerAddress
 from holdfast.peers.config import LOOPBACK, listen
 from holdfast.peers.directory import PeerDirectory
+from holdfast.peers.requests import ANSWER_SECS, ask_all
 from holdfast.peers.server import PeerServer, ServedRun
+from holdfast.peers.wire import STATUS
 from tests.attempts import attempt_id, checkpoint_id
 from tests.engine.making import memory_folder
 from tests.engine.stores import ram
@@ -92,8 +93,9 @@ class Hosts:
         self.stack.callback(server.close)
         self.peers.update_address(host, server.address)
 
-    def asked(self) -> dict[str, HostStatus | str]:
-        return asyncio.run(ask_hosts(self.peers, "asking"))
+    def asked(self) -> Mapping[str, HostStatus | str]:
+        addresses = {host: one.authority for host, one in self.peers.addresses().items()}
+        return read_answers(asyncio.run(ask_all(self.peers, STATUS, "asking")), addresses)
 
 
 @pytest.fixture
@@ -150,7 +152,7 @@ def test_whoever_does_not_answer_is_told_as_such_and_hides_nobody(hosts: Hosts) 
 
 
 def test_a_host_without_peers_asks_nobody() -> None:
-    assert asyncio.run(ask_hosts(PeerDirectory(RUN, SystemClock()), "a")) == {}
+    assert asyncio.run(ask_all(PeerDirectory(RUN, SystemClock()), STATUS, "a")) == {}
 
 
 def test_runs_of_ranks_that_are_none_are_refused() -> None:

@@ -30,7 +30,15 @@ from holdfast.host.wire.socket_server import SocketServer
 from holdfast.observe.events.schema import SaveRequested
 from holdfast.observe.metrics.measures import RecentSteps
 from holdfast.observe.metrics.metric_families import AgentMetrics
-from holdfast.observe.run_status import HostStatus, JobStatus, ask_hosts, installed_version, job_of
+from holdfast.observe.run_status import (
+    Answers,
+    HostStatus,
+    JobStatus,
+    installed_version,
+    job_of,
+    read_answers,
+)
+from holdfast.peers.wire import STATUS
 from holdfast.quantities import secs_text
 
 ASK_SECS = 0.02
@@ -300,8 +308,13 @@ class Service:
 
     async def _job(self) -> JobStatus:
         own, network = self._run.config.host, self._agent.network
-        answers = await ask_hosts(network.peers, own)
         addresses = {host: a.authority for host, a in network.peers.addresses().items()}
+        answers: Answers = {}
+        if addresses:
+            # Loaded with the first peer: a host alone needs no HTTP client.
+            from holdfast.peers.requests import ask_all
+
+            answers = read_answers(await ask_all(network.peers, STATUS, own), addresses)
         if network.address is not None:
             addresses[own] = network.address.authority
         return job_of(self.own_status(), answers, addresses, network.peers.silent_secs())

@@ -1,20 +1,16 @@
-"""Report the state of a run on all its hosts; each agent is asked for its own, concurrently.
+"""Define the state of a run on all its hosts, and combine it from the answers of their agents.
 
-An agent that does not answer within `ANSWER_SECS` is reported as such, so a report takes no longer
-than that for any number of hosts. A pure function combines the answers.
+Pure functions; `peers.requests` asks the agents. One that does not answer is reported as such.
 """
 
 from __future__ import annotations
 
-import asyncio
 import functools
-import os
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import msgspec
 
-from holdfast.coordination.messages import MESSAGE_BYTES_MAX, Held, Name, check_held
+from holdfast.coordination.messages import Held, Name, check_held
 from holdfast.coordination.rank_runs import ranks_in
 from holdfast.coordination.survivability import (
     HostSeen,
@@ -28,18 +24,7 @@ from holdfast.coordination.survivability import (
 from holdfast.errors import InvalidArgumentError
 from holdfast.format.json_codec import decode
 from holdfast.format.names import AttemptId
-from holdfast.peers.address import PeerAddress
-from holdfast.peers.directory import PeerDirectory
-from holdfast.peers.tls import client_context
-from holdfast.peers.wire import STATUS, HttpRefusal, target_of
 
-if TYPE_CHECKING:
-    import ssl
-
-    import aiohttp
-
-ANSWER_SECS = 3.0
-CONNECTIONS_MAX = 256
 REASON_CHARS_MAX = 300
 
 
@@ -163,75 +148,31 @@ def decode_status(data: bytes) -> HostStatus:
     return status
 
 
-async def ask_hosts(peers: PeerDirectory, own_host: str) -> dict[str, HostStatus | str]:
-    """Ask the agents of all known hosts; takes at most `ANSWER_SECS`.
+def read_answers(answers: Mapping[str, bytes | str], addresses: Mapping[str, str]) -> Answers:
+    """Read what the agents of other hosts have answered.
+
+    Args:
+        answers: By host, the answer of its agent, or the reason why there is none.
+        addresses: The addresses at which they were asked.
 
     Returns:
-        By host, the agent's report, or the reason why there is none; empty without peers.
+        By host, its agent's report, or the reason why there is none.
     """
-    known = peers.addresses()
-    if not known or peers.token is None:
-        return {}
-    import aiohttp
-
-    connector = aiohttp.TCPConnector(limit=CONNECTIONS_MAX)
-    headers = {"Authorization": f"Bearer {peers.token}"}
-    tls = client_context(peers.tls) if peers.tls is not None else None
-    target = target_of(peers.run_id, STATUS, own_host)
-    async with aiohttp.ClientSession(connector=connector, headers=headers) as session:
-        tasks = {
-            host: asyncio.create_task(_ask(session, host, address, target, tls))
-            for host, address in known.items()
-        }
-        await asyncio.wait(tasks.values(), timeout=ANSWER_SECS)
-        for task in tasks.values():
-            task.cancel()
-        await asyncio.gather(*tasks.values(), return_exceptions=True)
-    silent = f"no answer within {ANSWER_SECS:.0f} s"
-    return {host: silent if task.cancelled() else task.result() for host, task in tasks.items()}
+    return {
+        host: answer if isinstance(answer, str) else _read(host, answer, addresses.get(host))
+        for host, answer in answers.items()
+    }
 
 
-async def _ask(
-    session: aiohttp.ClientSession,
-    host: str,
-    address: PeerAddress,
-    target: str,
-    tls: ssl.SSLContext | None,
-) -> HostStatus | str:
-    import aiohttp
-
-    scheme = "https" if tls is not None else "http"
+def _read(host: str, answer: bytes, address: str | None) -> HostStatus | str:
     try:
-        async with session.get(
-            f"{scheme}://{address.authority}{target}", ssl=tls or True
-        ) as answer:
-            data = bytearray()
-            async for piece in answer.content.iter_chunked(1 << 16):
-                data += piece
-                # Checked while the answer arrives: a faulty peer may send without end.
-                if len(data) > MESSAGE_BYTES_MAX:
-                    return f"its status is larger than {MESSAGE_BYTES_MAX} bytes"
-            if answer.status != 200:
-                return _refusal(answer.status, bytes(data))
-            status = decode_status(bytes(data))
+        status = decode_status(answer)
     except InvalidArgumentError as error:
         return str(error)[:REASON_CHARS_MAX]
-    except aiohttp.ClientConnectorError as error:
-        return f"not reached: {os.strerror(error.errno) if error.errno else error}"
-    except (aiohttp.ClientError, OSError) as error:
-        return f"the connection failed: {error or type(error).__name__}"[:REASON_CHARS_MAX]
     # Another host's agent may have taken a known address.
     if status.host != host:
-        return f"at {address.authority} is the agent of host {status.host}"[:REASON_CHARS_MAX]
+        return f"at {address} is the agent of host {status.host}"[:REASON_CHARS_MAX]
     return status
-
-
-def _refusal(status: int, data: bytes) -> str:
-    try:
-        reason = decode(data, HttpRefusal).message
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        reason = repr(data[:100])
-    return f"it refuses (status {status}): {reason}"[:REASON_CHARS_MAX]
 
 
 def job_of(

@@ -20,13 +20,13 @@ import aiohttp
 
 from holdfast.coordination.messages import AnyMessage, Orders, Report, encode_message
 from holdfast.peers.address import PeerAddress
+from holdfast.peers.requests import open_session, url_of
 from holdfast.peers.wire import ADDRESS_HEADER, HOSTS_HEADER, MESSAGES, target_of
 
 SEND_SECS = 5.0
 PAUSE_SECS = 0.2
 """The pause after a failure: a host that refuses at once must not be asked in a busy loop."""
 TLS_CLOSE_SECS = 0.25
-CONNECTIONS_MAX = 256
 WAITING_MAX = 64
 """How many messages may wait for one host; beyond that the oldest is dropped."""
 
@@ -118,15 +118,10 @@ class MessageSender:
     async def _post(self, address: PeerAddress, message: AnyMessage) -> None:
         sender = self._sender
         if self._session is None:
-            connector = aiohttp.TCPConnector(limit=CONNECTIONS_MAX, limit_per_host=1)
-            self._session = aiohttp.ClientSession(connector=connector)
-        scheme = "https" if sender.tls is not None else "http"
-        url = f"{scheme}://{address.authority}{target_of(sender.run_id, MESSAGES, sender.host)}"
-        headers = {
-            "Authorization": f"Bearer {sender.token}",
-            ADDRESS_HEADER: str(sender.address),
-            HOSTS_HEADER: sender.hosts(),
-        }
+            self._session = open_session(sender.token, per_host_max=1)
+        target = target_of(sender.run_id, MESSAGES, sender.host)
+        url = url_of(address, target, sender.tls)
+        headers = {ADDRESS_HEADER: str(sender.address), HOSTS_HEADER: sender.hosts()}
         async with self._session.post(
             url, data=encode_message(message), headers=headers, ssl=sender.tls or True
         ) as answer:
