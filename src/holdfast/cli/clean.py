@@ -20,7 +20,6 @@ from pathlib import Path
 import click
 
 from holdfast.cli import output
-from holdfast.cli.agents import agent_folders_here, living, run_of
 from holdfast.cli.file_agents import FilesInRam, files_in_ram, stop_file_agent
 from holdfast.cli.output import counted, size_text
 from holdfast.cli.stop import stop_agent
@@ -33,6 +32,7 @@ from holdfast.format.timeline import last_steps
 from holdfast.host.tiers.ram_place import noted_place, whole_in
 from holdfast.host.wire import protocol
 from holdfast.host.wire.agent_directory import GROUP, LOCK, ram_folder
+from holdfast.host.wire.agents_here import agent_folders_here, living, run_of
 from holdfast.host.wire.group_record import read_record
 from holdfast.host.wire.launch import is_locked
 from holdfast.store.location import RunLocation

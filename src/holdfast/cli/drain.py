@@ -15,11 +15,11 @@ from datetime import datetime
 import psutil
 
 from holdfast.cli import output
-from holdfast.cli.agents import living, status_of
 from holdfast.clock import Clock
 from holdfast.engine.lifecycle.catalog import list_checkpoints
 from holdfast.errors import AgentUnavailableError, HoldfastError
 from holdfast.host.wire.agent_directory import agent_folders
+from holdfast.host.wire.agents_here import living, status_of
 from holdfast.host.wire.client import AgentGoneError
 from holdfast.host.wire.config import AgentConfig
 from holdfast.host.wire.launch import ensure_agent, find_agent, is_locked

@@ -15,7 +15,6 @@ from pathlib import Path
 import msgspec
 
 from holdfast.cli import output
-from holdfast.cli.agents import ASK_SECS
 from holdfast.cli.output import Column, counted, secs_text, size_text
 from holdfast.clock import Clock
 from holdfast.errors import (
@@ -27,6 +26,7 @@ from holdfast.errors import (
 )
 from holdfast.format.json_codec import decode
 from holdfast.host.wire.agent_directory import roots
+from holdfast.host.wire.agents_here import ASK_SECS
 from holdfast.host.wire.client import AgentClient, AgentGoneError
 from holdfast.host.wire.group_record import process_start
 from holdfast.host.wire.launch import is_locked

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast.cli import output
-from holdfast.cli.agents import ask
 from holdfast.cli.output import Column, size_text
 from holdfast.errors import HoldfastError
 from holdfast.host.wire import protocol
+from holdfast.host.wire.agents_here import ask
 from holdfast.host.wire.client import AgentGoneError
 from holdfast.observe.run_status import JobHostStatus, JobStatus
 from holdfast.observe.state_words import (

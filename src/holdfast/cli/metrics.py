@@ -8,9 +8,9 @@ import click
 
 from holdfast import monitoring
 from holdfast.cli import output
-from holdfast.cli.agents import ask, living
 from holdfast.cli.output import Column
 from holdfast.host.wire import protocol
+from holdfast.host.wire.agents_here import ask, living
 from holdfast.host.wire.client import AgentGoneError
 from holdfast.observe.metrics.metric_families import AgentMetrics, flat
 from holdfast.trainer.opening.run_access import read_only

@@ -12,9 +12,9 @@ from pathlib import Path
 import click
 
 from holdfast.cli import output
-from holdfast.cli.agents import asker
 from holdfast.clock import SystemClock
 from holdfast.errors import StorageError
+from holdfast.host.wire.agents_here import asker
 from holdfast.observe.live.follower import RunFollower
 from holdfast.peers.config import LOOPBACK, listen
 from holdfast.trainer.opening.run_access import read_only

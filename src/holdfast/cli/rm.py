@@ -9,7 +9,6 @@ from typing import TypedDict
 import click
 
 from holdfast.cli import output
-from holdfast.cli.agents import ask, status_of
 from holdfast.cli.output import counted, secs_text, size_text
 from holdfast.clock import SystemClock
 from holdfast.coordination.settings import LEASE_SECS
@@ -29,6 +28,7 @@ from holdfast.errors import (
 from holdfast.format.names import CheckpointId
 from holdfast.host.wire import protocol
 from holdfast.host.wire.agent_directory import host_name
+from holdfast.host.wire.agents_here import ask, status_of
 from holdfast.host.wire.client import AgentGoneError, AgentSilentError
 from holdfast.host.wire.launch import find_live_agent
 from holdfast.observe.events.schema import CheckpointDeleted

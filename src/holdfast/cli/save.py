@@ -7,13 +7,13 @@ from pathlib import Path
 import click
 
 from holdfast.cli import output
-from holdfast.cli.agents import agent_folder, ask, status_of
 from holdfast.clock import Clock, SystemClock
 from holdfast.engine.lifecycle.catalog import list_checkpoints
 from holdfast.engine.reading.run import ReadableRun
 from holdfast.errors import AgentUnavailableError, SaveFailedError, WaitTimeoutError
 from holdfast.format.names import CheckpointId
 from holdfast.host.wire import protocol
+from holdfast.host.wire.agents_here import agent_folder, ask, status_of
 from holdfast.host.wire.client import AgentGoneError
 from holdfast.trainer.opening.run_access import read_only
 

@@ -10,12 +10,12 @@ import click
 import msgspec
 
 from holdfast.cli import output
-from holdfast.cli.agents import agent_folders_here, living, run_of
 from holdfast.cli.file_agents import files_in_ram, print_files
 from holdfast.cli.jobs import jobs_of, print_job
 from holdfast.cli.output import Column, counted, secs_text, size_text
 from holdfast.host.wire import protocol
 from holdfast.host.wire.agent_directory import ram_folder
+from holdfast.host.wire.agents_here import agent_folders_here, living, run_of
 from holdfast.host.wire.launch import is_locked
 from holdfast.observe.state_words import step_text
 from holdfast.trainer.opening.run_access import read_only

@@ -8,7 +8,6 @@ from pathlib import Path
 import click
 
 from holdfast.cli import output
-from holdfast.cli.agents import ask, leaving, living
 from holdfast.cli.output import counted
 from holdfast.clock import Clock, SystemClock
 from holdfast.engine.lifecycle.attempts import read_attempts
@@ -22,6 +21,7 @@ from holdfast.errors import (
 from holdfast.format.names import NO_AGE, Age, AttemptId, CheckpointId
 from holdfast.format.timeline import last_steps
 from holdfast.host.wire import protocol
+from holdfast.host.wire.agents_here import ask, leaving, living
 from holdfast.host.wire.client import AgentGoneError, AgentSilentError, answers
 from holdfast.host.wire.group_record import process_start
 from holdfast.store.location import open_durable

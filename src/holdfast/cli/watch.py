@@ -14,8 +14,8 @@ from rich.table import Table
 from rich.text import Text
 
 from holdfast.cli import output
-from holdfast.cli.agents import asker
 from holdfast.clock import SystemClock
+from holdfast.host.wire.agents_here import asker
 from holdfast.observe.events.lines import line_of
 from holdfast.observe.events.schema import StepProgress
 from holdfast.observe.live.follower import Poll, RunFollower
