@@ -32,7 +32,7 @@ from holdfast.format.timeline import last_steps
 from holdfast.host.tiers.ram_place import noted_place, whole_in
 from holdfast.host.wire import protocol
 from holdfast.host.wire.agent_directory import GROUP, LOCK, ram_folder
-from holdfast.host.wire.agents_here import agent_folders_here, living, run_of
+from holdfast.host.wire.agents_here import folders_here, living, run_of
 from holdfast.host.wire.group_record import read_record
 from holdfast.host.wire.launch import is_locked
 from holdfast.store.location import RunLocation
@@ -147,7 +147,7 @@ def _idle_agents() -> Iterator[Unowned]:
 
 
 def _left_behind() -> Iterator[Unowned]:
-    for folder in agent_folders_here():
+    for folder in folders_here():
         leaving = _LEAVING.fullmatch(folder.name)
         if leaving is not None and not Path(f"/proc/{leaving[1]}").exists():
             text = "left by an agent that was killed while it removed it"

@@ -25,8 +25,7 @@ from holdfast.errors import (
     WaitTimeoutError,
 )
 from holdfast.format.json_codec import decode
-from holdfast.host.wire.agent_directory import roots
-from holdfast.host.wire.agents_here import ASK_SECS
+from holdfast.host.wire.agents_here import ASK_SECS, folders_here
 from holdfast.host.wire.client import AgentClient, AgentGoneError
 from holdfast.host.wire.group_record import process_start
 from holdfast.host.wire.launch import is_locked
@@ -73,17 +72,13 @@ def files_in_ram(problems: list[str] | None = None) -> Iterator[FilesInRam]:
     Args:
         problems: Receives why an agent that is alive does not say what it has.
     """
-    for root in dict.fromkeys(roots()):
-        folders: list[Path] = []
-        with contextlib.suppress(FileNotFoundError, NotADirectoryError, PermissionError):
-            folders = sorted((root / FILES).iterdir())
-        for folder in folders:
-            try:
-                yield _found(folder)
-            except msgspec.DecodeError as error:
-                _note(problems, f"the file agent in {folder}: another version of Holdfast: {error}")
-            except (HoldfastError, OSError) as error:
-                _note(problems, f"the file agent in {folder}: {error}")
+    for folder in folders_here(FILES):
+        try:
+            yield _found(folder)
+        except msgspec.DecodeError as error:
+            _note(problems, f"the file agent in {folder}: another version of Holdfast: {error}")
+        except (HoldfastError, OSError) as error:
+            _note(problems, f"the file agent in {folder}: {error}")
 
 
 def _note(problems: list[str] | None, problem: str) -> None:

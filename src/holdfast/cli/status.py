@@ -15,7 +15,7 @@ from holdfast.cli.jobs import jobs_of, print_job
 from holdfast.cli.output import Column, counted, secs_text, size_text
 from holdfast.host.wire import protocol
 from holdfast.host.wire.agent_directory import ram_folder
-from holdfast.host.wire.agents_here import agent_folders_here, living, run_of
+from holdfast.host.wire.agents_here import agent_folders_here, leaving, living, run_of
 from holdfast.host.wire.launch import is_locked
 from holdfast.observe.state_words import step_text
 from holdfast.trainer.opening.run_access import read_only
@@ -49,13 +49,13 @@ def status(directory: str | None, as_json: bool) -> None:
     for problem in problems:
         output.warn(problem)
     answering = {Path(status.folder) for status in agents}
-    silent = [folder for folder in _silent(answering) if run_id in (None, run_of(folder))]
+    silent = leaving(run_id, answering)
     for folder in silent:
         output.warn(
             f"{folder}: its agent's process is alive but does not answer; it is starting or "
             "ending, or was stopped by a signal"
         )
-    left = [found for found in _left_behind(answering) if run_id in (None, found.run_id)]
+    left = _left_behind(run_id, answering)
     if as_json:
         output.print_json(
             {
@@ -64,9 +64,9 @@ def status(directory: str | None, as_json: bool) -> None:
                     {"run": one.run, "run_id": one.run_id, **msgspec.to_builtins(one.job)}
                     for one in jobs
                 ],
-                "left_behind": [_document(found) for found in left],
+                "left_behind": [_document(tier) for tier in left],
                 "silent": [str(folder) for folder in silent],
-                "file_agents": [found.document for found in files],
+                "file_agents": [of_files.document for of_files in files],
             }
         )
         return
@@ -74,18 +74,17 @@ def status(directory: str | None, as_json: bool) -> None:
         output.print_line(
             "no agents on this host" if directory is None else f"no agent of {directory}"
         )
-    shown = [one for one in jobs if len(one.job.hosts) > 1]
-    for one in shown:
-        print_job(one)
+    for of_run in (of_run for of_run in jobs if len(of_run.job.hosts) > 1):
+        print_job(of_run)
         output.print_line("")
     for number, agent in enumerate(agents):
         if number:
             output.print_line("")
         _print(agent)
-    for found in left:
+    for tier in left:
         output.print_line(
-            f"{found.folder}: {size_text(found.ram_bytes)} of memory and no agent; the next start "
-            f"of run {found.run_id} takes it over"
+            f"{tier.folder}: {size_text(tier.ram_bytes)} of RAM and no agent; the next start of "
+            f"run {tier.run_id} takes it over"
         )
     for number, of_files in enumerate(files):
         if number or agents:
@@ -93,27 +92,21 @@ def status(directory: str | None, as_json: bool) -> None:
         print_files(of_files)
 
 
-def _document(found: Left) -> dict[str, object]:
-    return {"folder": str(found.folder), "run_id": found.run_id, "ram_bytes": found.ram_bytes}
+def _document(left: Left) -> dict[str, object]:
+    return {"folder": str(left.folder), "run_id": left.run_id, "ram_bytes": left.ram_bytes}
 
 
-def _silent(answering: set[Path]) -> list[Path]:
-    """Return the folders whose agent is alive but does not answer."""
-    return [f for f in agent_folders_here() if f not in answering and is_locked(f)]
-
-
-def _left_behind(of_agents: set[Path]) -> list[Left]:
-    found = []
-    for folder in agent_folders_here():
-        run_id = run_of(folder)
-        if run_id is None or folder in of_agents or is_locked(folder):
+def _left_behind(run_id: str | None, answering: set[Path]) -> list[Left]:
+    left = []
+    for folder in agent_folders_here(run_id):
+        if folder in answering or is_locked(folder):
             continue
         files = [path.stat() for path in ram_folder(folder).rglob("*") if path.is_file()]
         # An image is a second name of its slot, so each inode is counted once.
         size_bytes = sum({state.st_ino: state.st_size for state in files}.values())
         if size_bytes:
-            found.append(Left(folder=folder, run_id=run_id, ram_bytes=size_bytes))
-    return found
+            left.append(Left(folder=folder, run_id=run_of(folder) or "", ram_bytes=size_bytes))
+    return left
 
 
 def _print(agent: protocol.AgentStatus) -> None:

@@ -6,7 +6,7 @@ import contextlib
 import os
 import re
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import TypeVar
 
@@ -27,16 +27,20 @@ _AGENT_FOLDER = re.compile(r"([0-9a-f]{32})-.+")
 Answer = TypeVar("Answer", bound=msgspec.Struct)
 
 
-def agent_folders_here() -> Iterator[Path]:
-    """Yield each folder on this host that belongs to this user and may be an agent's.
-
-    An agent need not be running in it.
-    """
+def folders_here(room: str = "") -> Iterator[Path]:
+    """Yield each folder of this user that agents may use: in a room of the roots, or in them."""
     for root in dict.fromkeys(roots()):
-        found: list[Path] = []
+        folders: list[Path] = []
         with contextlib.suppress(FileNotFoundError, NotADirectoryError, PermissionError):
-            found = sorted(root.iterdir())
-        yield from (folder for folder in found if _is_own_folder(folder))
+            folders = sorted((root / room).iterdir())
+        yield from (folder for folder in folders if _is_own_folder(folder))
+
+
+def agent_folders_here(run_id: str | None = None) -> Iterator[Path]:
+    """Yield the folders of agents of one run or of all; an agent need not be running in it."""
+    for folder in folders_here():
+        if run_of(folder) is not None and run_id in (None, run_of(folder)):
+            yield folder
 
 
 def living(problems: list[str] | None = None) -> list[protocol.AgentStatus]:
@@ -119,35 +123,40 @@ def asker(run: ReadableRun) -> Callable[[str, type[Answer]], Answer | None]:
 
     It tries the agent that answered last, then all; it returns None if none answers.
     """
-    known: list[Path] = []
+    answered: list[Path] = []
 
     def ask_one(name: str, kind: type[Answer]) -> Answer | None:
-        for folder in [*known, *agent_folders_here()]:
-            if run_of(folder) != run.agents_id or not (folder / SOCKET).exists():
+        for folder in [*answered, *agent_folders_here(run.agents_id)]:
+            if not (folder / SOCKET).exists():
                 continue
             try:
                 answer = ask(folder, name, protocol.Empty(), kind)
             except AgentGoneError:
-                known.clear()
+                answered.clear()
                 continue
-            known[:] = [folder]
+            answered[:] = [folder]
             return answer
         return None
 
     return ask_one
 
 
-def leaving(run_id: str | None = None) -> list[Path]:
+def leaving(run_id: str | None = None, answering: Collection[Path] | None = None) -> list[Path]:
     """Return the folders whose agent is alive but does not answer, of one run or of all.
 
     Such an agent is starting or ending: it holds its lock during its whole life, and answers only
     in between.
+
+    Args:
+        run_id: The run; None: all.
+        answering: The folders whose agents have answered; None: they are asked.
     """
-    answering = {Path(status.folder) for status in living()}
+    if answering is None:
+        answering = {Path(status.folder) for status in living()}
     return [
         folder
-        for folder in agent_folders_here()
-        if folder not in answering and is_locked(folder) and run_id in (None, run_of(folder))
+        for folder in agent_folders_here(run_id)
+        if folder not in answering and is_locked(folder)
     ]
 
 
