@@ -25,13 +25,11 @@ from holdfast.observe.reports.advice import (
 from holdfast.observe.reports.model import RunReport
 from holdfast.observe.reports.simulate import TierSetting, simulate
 from holdfast.observe.reports.words import TIER_WORDS, duration_text, share_text
-from holdfast.policy.failure_rates import FailureRate
 
 MTBF_HOURS = (0.5, 1.0, 3.0, 12.0, 48.0)
 SEEDS = 3
 FAILURES = 200
 """How many failures a simulation has, about."""
-KIND_WORDS = {"process": "processes", "host": "hosts"}
 
 Settings = Sequence[tuple[str, Sequence[TierSetting]]]
 
@@ -104,9 +102,12 @@ def advise(
 
 
 def _print(advice: RunAdvice) -> None:
-    output.print_line(f"{advice.run}: {duration_text(advice.hours * 3600)} of training")
-    for kind, rate in advice.failures.items():
-        output.print_line(f"failures of {KIND_WORDS[kind]}: {_rate_text(rate)}")
+    output.print_line(advice.run)
+    for title, lines in (("observed", advice.observed), ("assumed", advice.assumed)):
+        output.print_table(
+            [Column(""), Column("", folds=True)],
+            [("" if number else title, line) for number, line in enumerate(lines)],
+        )
     output.print_line("")
     columns = [
         Column("tier"),
@@ -123,14 +124,6 @@ def _print(advice: RunAdvice) -> None:
         f"expected goodput: {share_text(advice.goodput)} today, {share_text(advice.best_goodput)} "
         "with the best intervals"
     )
-
-
-def _rate_text(rate: FailureRate) -> str:
-    one, low, high = (
-        duration_text(3600 / per_hour)
-        for per_hour in (rate.per_hour, rate.high_per_hour, max(rate.low_per_hour, 1e-9))
-    )
-    return f"one in {one} (between {low} and {high} with 90 % belief)"
 
 
 def _cells(one: IntervalAdvice) -> list[str | Text]:

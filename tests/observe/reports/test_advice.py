@@ -152,7 +152,24 @@ def test_what_was_not_measured_is_noted_and_not_guessed() -> None:
     found = advise_run(report(24, [], durable=tier(60.0, None), ram=TierReport(checkpoints=1)))
     assert found.tiers == []
     assert {note.partition(":")[0] for note in found.notes} >= {"ram", "durable"}
-    assert any("60 s are assumed" in note for note in found.notes)
+    assert any("60 s: none was observed" in line for line in found.assumed)
+
+
+def test_what_was_observed_is_separate_from_what_is_assumed() -> None:
+    found = advise_run(report(24, ["lost"] * 3, durable=tier(60.0, 2.0, 5.0)))
+    assert found.observed == [
+        "1 d 0 h of training, 3 failures of processes, 0 failures of hosts",
+        "a restart took 1 min 40 s, the median of 3",
+        "a checkpoint in the durable tier cost 2 s of the training and reached it in 5 s",
+    ]
+    assert [line.partition(":")[0] for line in found.assumed] == [
+        "failures of processes",
+        "failures of hosts",
+        "a step takes 1 ms",
+    ]
+    assert "one in 10 h" in found.assumed[0]
+    (line, *_) = advise_run(report(24, []), mtbf_hours=3.0).assumed
+    assert line == "a failure in 3 h 0 min, of the kinds as observed"
 
 
 @pytest.mark.parametrize("mtbf_hours", [1.0, 12.0])
@@ -212,7 +229,8 @@ def test_the_command_prints_sentences(
     out = capsys.readouterr().out
     assert "keep the interval" in out
     assert "save less often" in out
-    assert "of processes: one in" in out
+    assert "observed  1 d 0 h of training, 8 failures of processes" in out
+    assert "assumed  failures of processes: one in" in out
     assert isinstance(advise_run(found), RunAdvice)
 
 

@@ -13,11 +13,19 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from holdfast.observe.reports.model import Intervals, RunFailure, RunReport, TierReport
+from holdfast.observe.reports.model import Intervals, RunReport, TierReport
 from holdfast.observe.reports.simulate import Cluster, FailureKind, TierSetting
+from holdfast.observe.reports.words import duration_text
 from holdfast.policy.best_interval import FACTOR_MIN, best_interval_secs, waste
-from holdfast.policy.failure_rates import FailureRate, failure_rate
+from holdfast.policy.failure_rates import (
+    BELIEF,
+    PRIOR_COUNT,
+    PRIOR_HOURS,
+    FailureRate,
+    failure_rate,
+)
 from holdfast.policy.interval_tuner import resolution_secs
+from holdfast.quantities import counted
 
 SURVIVED = {
     "ram": frozenset({"process"}),
@@ -27,6 +35,8 @@ SURVIVED = {
 """The failures that leave a tier's checkpoints; the nearest tier first."""
 KINDS = {"lost": "process", "host_lost": "host"}
 """The kinds of failures, by the end of an attempt. A preempted job has saved its last step."""
+KIND_WORDS = {"process": "processes", "host": "hosts"}
+TIER_PLACES = {"ram": "RAM", "peer": "other hosts' RAM", "durable": "the durable tier"}
 RESTART_SECS = 60.0
 """Assumed where no restart was measured."""
 GAIN_MIN = 0.001
@@ -72,6 +82,8 @@ class RunAdvice(msgspec.Struct, frozen=True, kw_only=True):
         best_goodput: The same with the best ones.
         tiers: The advice for each tier whose cost was measured, the nearest first.
         gains: By how much the goodput would rise at most, by what would be changed.
+        observed: What the run has shown, in words.
+        assumed: What is taken for it where the run has not shown enough.
         notes: What is not known, and why.
     """
 
@@ -83,6 +95,8 @@ class RunAdvice(msgspec.Struct, frozen=True, kw_only=True):
     best_goodput: float
     tiers: list[IntervalAdvice]
     gains: dict[str, float]
+    observed: list[str]
+    assumed: list[str]
     notes: list[str]
 
 
@@ -102,7 +116,10 @@ def advise_run(report: RunReport, mtbf_hours: float | None = None) -> RunAdvice:
     rates = {kind: failure_rate(count, hours) for kind, count in counts.items()}
     if mtbf_hours is not None:
         rates = _scaled(rates, mtbf_hours)
-    restart_secs = _restart_secs(report.failures, notes)
+    restarts_secs = [
+        f.secs_to_next_step for f in report.failures if f.secs_to_next_step is not None
+    ]
+    restart_secs = statistics.median(restarts_secs) if restarts_secs else RESTART_SECS
     measured = {name: report.tiers[name] for name in SURVIVED if _is_known(report, name, notes)}
     if "durable" in measured and "ram" not in report.tiers:
         notes.append("the run has no RAM tier: each failure is paid by the durable tier's interval")
@@ -121,6 +138,10 @@ def advise_run(report: RunReport, mtbf_hours: float | None = None) -> RunAdvice:
         best_goodput=best,
         tiers=tiers,
         gains=_gains(measured, rates, best, tiers, restarts),
+        observed=_observed(hours, counts, restarts_secs, step_secs if steps else None, measured),
+        assumed=_assumed(
+            rates, mtbf_hours, has_restarts=bool(restarts_secs), has_steps=bool(steps)
+        ),
         notes=notes,
     )
 
@@ -182,12 +203,57 @@ def _is_known(report: RunReport, name: str, notes: list[str]) -> bool:
     return False
 
 
-def _restart_secs(failures: Sequence[RunFailure], notes: list[str]) -> float:
-    found = [f.secs_to_next_step for f in failures if f.secs_to_next_step is not None]
-    if found:
-        return statistics.median(found)
-    notes.append(f"no restart was measured: {RESTART_SECS:.0f} s are assumed")
-    return RESTART_SECS
+def _observed(
+    hours: float,
+    counts: Mapping[str, int],
+    restarts_secs: Sequence[float],
+    step_secs: float | None,
+    measured: Mapping[str, TierReport],
+) -> list[str]:
+    """Return what the run has shown, a line each."""
+    failures = [f"{counted(count, 'failure')} of {KIND_WORDS[k]}" for k, count in counts.items()]
+    lines = [f"{duration_text(hours * 3600)} of training, {', '.join(failures)}"]
+    if restarts_secs:
+        text = duration_text(statistics.median(restarts_secs))
+        lines.append(f"a restart took {text}, the median of {len(restarts_secs)}")
+    if step_secs is not None:
+        lines.append(f"a step without a checkpoint took {duration_text(step_secs)}")
+    for name, tier in measured.items():
+        took = "" if tier.secs is None else f" and reached it in {duration_text(tier.secs)}"
+        cost = duration_text(tier.cost_secs or 0.0)
+        lines.append(f"a checkpoint in {TIER_PLACES[name]} cost {cost} of the training{took}")
+    return lines
+
+
+def _assumed(
+    rates: Mapping[str, FailureRate],
+    mtbf_hours: float | None,
+    *,
+    has_restarts: bool,
+    has_steps: bool,
+) -> list[str]:
+    """Return what is taken for what the run has not shown, a line each."""
+    if mtbf_hours is None:
+        prior = f"{PRIOR_COUNT:g} failures in {PRIOR_HOURS:g} h were added to those observed"
+        lines = [
+            f"failures of {KIND_WORDS[kind]}: {_rate_text(rate)}; {prior}"
+            for kind, rate in rates.items()
+        ]
+    else:
+        lines = [f"a failure in {duration_text(mtbf_hours * 3600)}, of the kinds as observed"]
+    if not has_restarts:
+        lines.append(f"a restart takes {RESTART_SECS:.0f} s: none was observed")
+    if not has_steps:
+        lines.append(f"a step takes {duration_text(STEP_SECS)}: too few were observed")
+    return lines
+
+
+def _rate_text(rate: FailureRate) -> str:
+    mean, low, high = (
+        duration_text(3600 / per_hour)
+        for per_hour in (rate.per_hour, rate.high_per_hour, max(rate.low_per_hour, 1e-9))
+    )
+    return f"one in {mean} (between {low} and {high} with {BELIEF:.0%} belief)".replace("%", " %")
 
 
 def _interval_advice(
