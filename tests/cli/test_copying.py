@@ -269,3 +269,20 @@ def test_a_run_that_deletes_all_that_was_listed_is_listed_again(
     later.append([])
     assert main(["copy", str(run), str(tmp_path / "none")]) == 1
     assert "steps deleted meanwhile: 4" in "".join(capsys.readouterr())
+
+
+def test_exports_and_imports_print_a_document(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def document(*arguments: object) -> dict[str, object]:
+        assert main([*map(str, arguments), "--json"]) == 0
+        found: dict[str, object] = json.loads(capsys.readouterr().out)
+        return found
+
+    exported = document("export", run, 2, "--hf", tmp_path / "hf")
+    assert exported["step"] == 2
+    assert str(tmp_path / "hf" / "model.safetensors") in str(exported["paths"])
+    pytest.importorskip("torch", reason="needs PyTorch")
+    file, copy = tmp_path / "state.pt", tmp_path / "copy"
+    assert document("export", run, 2, "--torch", file) == {"step": 2, "paths": [str(file)]}
+    assert document("import", file, copy) == {"run": str(copy)}

@@ -6,7 +6,7 @@ from click.testing import CliRunner
 
 from holdfast.cli.main import commands, main
 
-PRINTING = ["ls", "show", "verify", "save", "rm", "status", "stop", "clean", "demo"]
+PRINTING = [name for name in commands.commands if name != "run"]
 
 
 @pytest.mark.parametrize("name", commands.commands)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pty
 import re
@@ -16,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.cli.main import main
-from tests.cli.command_line import await_line, holdfast, start_training
+from tests.cli.command_line import answer, await_line, holdfast, start_training
 from tests.hosts import Host, wait_until
 
 
@@ -82,6 +83,17 @@ def test_the_page_is_served_until_it_is_interrupted(one_host: Host, training: Pa
     assert (server.returncode, error) == (0, "")
 
 
+def test_the_address_of_the_page_is_a_document(one_host: Host, training: Path) -> None:
+    server = one_host.start("-m", "holdfast", "page", training, "--json")
+    assert server.stdout is not None
+    document = json.loads("".join(server.stdout.readline() for _ in range(4)))
+    assert document["run"] == str(training)
+    with urllib.request.urlopen(document["url"], timeout=10) as answered:
+        assert b"<title>Holdfast</title>" in answered.read()
+    server.send_signal(signal.SIGINT)
+    assert server.communicate(timeout=20) == ("", "")
+
+
 def test_another_address_than_loopback_needs_a_token(
     one_host: Host, training: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -118,6 +130,8 @@ def test_a_run_that_has_ended_and_a_place_without_a_run(
     assert trainer.wait(60) == 0
     out = holdfast(one_host, "watch", run).stdout
     assert "step 2 · attempt 1 · 0 failures" in out
+    view = answer(one_host, "watch", run)
+    assert (view["step"], view["attempt"], view["failures"]) == (2, 1, 0)
     for command in ("watch", "page"):
         assert main([command, str(tmp_path / "none")]) == 1
         assert "error: " in capsys.readouterr().err

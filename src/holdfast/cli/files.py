@@ -8,8 +8,9 @@ import logging
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -43,6 +44,7 @@ DCP_METADATA = ".metadata"
     show_default=True,
     help="The size of a file of safetensors.",
 )
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 @ends_at_interrupt()
 def export(
     directory: str,
@@ -50,9 +52,8 @@ def export(
     hf: Path | None,
     file: Path | None,
     orbax: Path | None,
-    prefix: str,
-    dtype: str | None,
-    shard_gigabytes: float,
+    as_json: bool,
+    **of_safetensors: Any,
 ) -> None:
     """Write a checkpoint of the run in DIR as files of other programs.
 
@@ -64,6 +65,7 @@ def export(
     """
     if sum(target is not None for target in (hf, file, orbax)) != 1:
         raise InvalidArgumentError("export: expected one of --hf DIR, --torch FILE and --orbax DIR")
+    prefix, dtype = of_safetensors["prefix"], of_safetensors["dtype"]
     if hf is None and (prefix or dtype):
         raise InvalidArgumentError("export: --prefix and --dtype are for --hf")
     with open_run(directory) as run:
@@ -74,14 +76,14 @@ def export(
 
             with _progress(f"exporting step {number}") as show:
                 export_orbax(run, number, orbax, show)
-            output.note(f"step {number}: wrote {orbax / str(number)}")
+            _report(number, [orbax / str(number)], as_json)
             return
         if file is not None:
             from holdfast.interop.torch_files import export_torch
 
             with _progress(f"exporting step {number}") as show:
                 export_torch(directory, number, file, show)
-            output.note(f"step {number}: wrote {file}")
+            _report(number, [file], as_json)
             return
         from holdfast.interop.safetensors_export import export_safetensors
 
@@ -93,13 +95,22 @@ def export(
                 hf,
                 prefix=prefix,
                 dtype=dtype,
-                shard_size_bytes=int(shard_gigabytes * 10**9),
+                shard_size_bytes=int(of_safetensors["shard_gigabytes"] * 10**9),
                 progress=show,
             )
-        written = sum(path.stat().st_size for path in files)
-        output.note(
-            f"step {number}: wrote {size_text(written)} in {counted(len(files), 'file')} to {hf}"
-        )
+        _report(number, files, as_json)
+
+
+def _report(step: int, paths: Sequence[Path], as_json: bool) -> None:
+    """Print what was written."""
+    if as_json:
+        output.print_json({"step": step, "paths": [str(path) for path in paths]})
+    elif len(paths) == 1:
+        output.note(f"step {step}: wrote {paths[0]}")
+    else:
+        written = size_text(sum(path.stat().st_size for path in paths))
+        files = counted(len(paths), "file")
+        output.note(f"step {step}: wrote {written} in {files} to {paths[0].parent}")
 
 
 @contextlib.contextmanager
@@ -117,10 +128,10 @@ def _progress(what: str) -> Iterator[Callable[[int], None]]:
 
 
 def _step_of(run: Run, step: int | None) -> int:
-    found = run.latest_step() if step is None else step
-    if found is None:
+    newest = run.latest_step() if step is None else step
+    if newest is None:
         raise StepNotFoundError(f"export {run.directory}: it has no checkpoints yet")
-    return found
+    return newest
 
 
 def _use_host_memory() -> None:
@@ -131,8 +142,9 @@ def _use_host_memory() -> None:
 @click.command("import")
 @click.argument("source", metavar="SOURCE", type=click.Path(path_type=Path))
 @click.argument("directory", metavar="DIR", type=click.Path())
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 @ends_at_interrupt()
-def import_files(source: Path, directory: str) -> None:
+def import_files(source: Path, directory: str, as_json: bool) -> None:
     """Make a run in DIR of what Orbax or PyTorch has saved at SOURCE.
 
     SOURCE is the directory of an Orbax `CheckpointManager`, of which each step is imported, or one
@@ -145,13 +157,16 @@ def import_files(source: Path, directory: str) -> None:
     Then DIR must be new, and has one checkpoint.
     """
     if source.is_dir() and not (source / DCP_METADATA).exists():
-        _import_orbax(source, directory)
+        _import_orbax(source, directory, as_json)
         return
     from holdfast.interop.torch_files import import_torch
 
     with _progress(f"importing {source}") as show:
         import_torch(source, Path(directory), show)
-    output.note(f"wrote {directory}")
+    if as_json:
+        output.print_json({"run": directory})
+    else:
+        output.note(f"wrote {directory}")
 
 
 def _hide_late_errors() -> None:
@@ -168,20 +183,23 @@ def _hide_late_errors() -> None:
     warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)
 
 
-def _import_orbax(source: Path, directory: str) -> None:
+def _import_orbax(source: Path, directory: str, as_json: bool) -> None:
     _use_host_memory()
     _hide_late_errors()
     from holdfast.interop.orbax.orbax_import import import_orbax
 
-    imported = skipped = 0
+    imported: list[int] = []
+    skipped: list[int] = []
     with output.stderr().status(f"importing {source}") as status:
 
         def show(step: int, is_new: bool) -> None:
-            nonlocal imported, skipped
-            imported, skipped = imported + is_new, skipped + (not is_new)
+            (imported if is_new else skipped).append(step)
             output.note(f"step {step}: " + ("imported" if is_new else "skipped, imported before"))
-            status.update(f"importing {source}: {counted(imported, 'step')}")
+            status.update(f"importing {source}: {counted(len(imported), 'step')}")
 
         import_orbax(source, directory, show)
-    also = f", skipped {skipped}" if skipped else ""
-    output.note(f"wrote {directory}: imported {counted(imported, 'step')}{also}")
+    if as_json:
+        output.print_json({"run": directory, "imported": imported, "skipped": skipped})
+        return
+    also = f", skipped {len(skipped)}" if skipped else ""
+    output.note(f"wrote {directory}: imported {counted(len(imported), 'step')}{also}")

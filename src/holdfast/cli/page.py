@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import socket
+import sys
 import webbrowser
 from pathlib import Path
 
@@ -40,7 +41,10 @@ LOOPBACKS = ("127.0.0.1", "::1", "localhost")
     help=f"A file with the token that a browser has to know; else {TOKEN_VARIABLE}.",
 )
 @click.option("--open", "opens", is_flag=True, help="Open it in this machine's browser.")
-def page(directory: str, port: int, address: str, token_file: Path | None, opens: bool) -> None:
+@click.option("--json", "as_json", is_flag=True, help="Print the address as one JSON document.")
+def page(
+    directory: str, port: int, address: str, token_file: Path | None, opens: bool, as_json: bool
+) -> None:
     """Show the run in DIR in a browser, as it goes on; Ctrl-C ends it.
 
     The page shows which step is where, which losses the run survives now, step times, events, the
@@ -61,7 +65,11 @@ def page(directory: str, port: int, address: str, token_file: Path | None, opens
 
     def on_ready() -> None:
         hint = "?token=…" if token is not None else ""
-        output.print_line(f"{run.location}: {url}{hint} (Ctrl-C ends it)")
+        if as_json:
+            output.print_json({"run": str(run.location), "url": url})
+            sys.stdout.flush()
+        else:
+            output.print_line(f"{run.location}: {url}{hint} (Ctrl-C ends it)")
         if opens:
             webbrowser.open(url if token is None else f"{url}?token={token}")
 

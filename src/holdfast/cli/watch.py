@@ -38,7 +38,8 @@ PHASE_WORDS = {
 @click.command()
 @click.argument("directory", metavar="DIR", type=click.Path())
 @click.option("--once", is_flag=True, help="Print the state now, and end.")
-def watch(directory: str, once: bool) -> None:
+@click.option("--json", "as_json", is_flag=True, help="Print the state now as one JSON document.")
+def watch(directory: str, once: bool, as_json: bool) -> None:
     """Show the run in DIR in the terminal, as it goes on; Ctrl-C ends it.
 
     Without a terminal it prints the state once. `holdfast page` shows the same in a browser.
@@ -46,6 +47,9 @@ def watch(directory: str, once: bool) -> None:
     run = read_only(directory)
     clock = SystemClock()
     follower = RunFollower(run, asker(run), clock)
+    if as_json:
+        output.print_json(follower.poll().view)
+        return
     lines: deque[str] = deque(maxlen=LINES_KEPT)
     console = output.stdout()
     if once or not console.is_terminal:
@@ -56,16 +60,16 @@ def watch(directory: str, once: bool) -> None:
         Live(console=console, screen=True, auto_refresh=False) as live,
     ):
         while True:
-            found = _look(follower, lines)
-            live.update(_fitted(console, found.view, lines), refresh=True)
+            view = _look(follower, lines).view
+            live.update(_fitted(console, view, lines), refresh=True)
             clock.sleep(follower.poll_secs)
 
 
 def _look(follower: RunFollower, lines: deque[str]) -> Poll:
-    found = follower.poll()
-    shown = (e for e in found.events if not e.is_of_saves and not isinstance(e, StepProgress))
+    poll = follower.poll()
+    shown = (e for e in poll.events if not e.is_of_saves and not isinstance(e, StepProgress))
     lines.extend(map(line_of, shown))
-    return found
+    return poll
 
 
 def _fitted(console: Console, view: LiveView, lines: Sequence[str]) -> RenderableType:

@@ -143,6 +143,14 @@ def test_without_an_agent_the_page_says_so() -> None:
     assert view.problems == ("x",)
 
 
+def test_no_goodput_is_shown_before_the_first_durations_are_known() -> None:
+    report = replace(EMPTY, goodput=0.0, wall_secs=3.0)
+    view = view_of_run("runs/a", report, JOB, steps=None, durable=[], problems=[])
+    assert (view.goodput, view.goodput_text) == (None, "")
+    view = view_of_run("a", replace(report, goodput=0.25), JOB, steps=None, durable=[], problems=[])
+    assert view.goodput_text == "25.0 %"
+
+
 def test_without_all_events_it_is_not_known_whether_a_step_is_durable() -> None:
     for is_complete, text in ((True, "none"), (False, "not known")):
         view = view_of_run(

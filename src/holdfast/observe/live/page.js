@@ -3,7 +3,7 @@
 
 const EVENTS_SHOWN = 300;
 const CHART_HEIGHT = 180;
-const CHART_SECS = 300;
+const CHART_SPANS = [20, 60, 120, 300];
 const BAD = new Set([
   "trainer_lost", "ranks_lost", "failed", "host_silent", "ram_unavailable", "left_unfinished", "peers_unavailable", "protection_late",
   "recovery_failed", "preservation_failed", "durable_unreadable", "events_lost", "given_up", "copy_failed", "fenced",
@@ -92,8 +92,8 @@ function drawLines(element, lines) {
 }
 
 function time(secs) {
-  if (secs >= 1) return `${secs.toPrecision(3)} s`;
-  return `${(secs * 1000).toPrecision(3)} ms`;
+  if (secs >= 1) return `${Number(secs.toPrecision(3))} s`;
+  return `${Number((secs * 1000).toPrecision(3))} ms`;
 }
 
 function median(values) {
@@ -114,6 +114,12 @@ function label(x, y, text, anchor) {
   return element;
 }
 
+// Returns the next number of the series 1, 2, 4, 10, so that its half is as round.
+function roundUp(value) {
+  const unit = 10 ** Math.floor(Math.log10(value));
+  return unit * [1, 2, 4, 10].find((digit) => digit * unit >= value * (1 - 1e-9));
+}
+
 function drawChart(spans) {
   const each = spans.map((span) => span.secs / span.steps);
   if (!spans.length) return;
@@ -125,9 +131,9 @@ function drawChart(spans) {
   const width = Math.max(280, part("chart").clientWidth);
   const left = 58, bottom = CHART_HEIGHT - 24, top = 8;
   const sorted = [...each].sort((a, b) => a - b);
-  const high = Math.max(sorted[Math.floor(0.98 * (sorted.length - 1))] * 1.25, 1e-6);
+  const high = roundUp(Math.max(sorted[Math.floor(0.98 * (sorted.length - 1))] * 1.1, 1e-6));
   const longest = Math.max(...spans.map((span) => span.ago_secs + span.secs));
-  const whole = Math.min(CHART_SECS, Math.max(20, longest));
+  const whole = CHART_SPANS.find((secs) => secs >= longest) || CHART_SPANS[CHART_SPANS.length - 1];
   const x = (ago) => width - (width - left) * Math.min(ago, whole) / whole;
   const svg = shape("svg", { viewBox: `0 0 ${width} ${CHART_HEIGHT}`, "aria-hidden": "true" });
   for (const share of [0, 0.5, 1]) {
@@ -142,7 +148,7 @@ function drawChart(spans) {
     const bar = { x: from, y: bottom - height, width: Math.max(1, to - from - 0.4), height };
     svg.append(shape("rect", bar, `p-${span.phase}`));
   });
-  svg.append(label(left, CHART_HEIGHT - 6, `${Math.round(whole)} s ago`, "start"), label(width, CHART_HEIGHT - 6, "now", "end"));
+  svg.append(label(left, CHART_HEIGHT - 6, `${whole} s ago`, "start"), label(width, CHART_HEIGHT - 6, "now", "end"));
   part("chart").replaceChildren(svg);
 }
 

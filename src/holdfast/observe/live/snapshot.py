@@ -94,7 +94,7 @@ class LiveView(msgspec.Struct, frozen=True, kw_only=True):
         newest_step: its step; null: there is none.
         survives: which losses the run survives now, in words, the smallest loss first.
         steps: the newest steps.
-        goodput: the productive share of the time so far; null: unknown.
+        goodput: the productive share of the time so far; null: none is known yet.
         goodput_text: the same in words.
         wall: the time so far, in words.
         categories: the shares of the time, without zeros.
@@ -151,6 +151,8 @@ def view_of_run(
     attempts = [one.attempt for one in report.attempts]
     last = report.failures[-1] if report.failures else None
     silent = silence(job) if job is not None else ()
+    # Before the durations of the first steps are reported, no time is known to be productive.
+    goodput = report.goodput or None
     return LiveView(
         run=run,
         time=datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC"),
@@ -165,8 +167,8 @@ def view_of_run(
         newest_step=job.newest.step if job is not None and job.newest is not None else None,
         survives=survives(job) if job is not None else (),
         steps=spans,
-        goodput=report.goodput,
-        goodput_text="" if report.goodput is None else share_text(report.goodput),
+        goodput=goodput,
+        goodput_text="" if goodput is None else share_text(goodput),
         wall=duration_text(report.wall_secs) if report.wall_secs else "",
         categories=tuple(
             CategoryView(

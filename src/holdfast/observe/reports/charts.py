@@ -11,7 +11,13 @@ from collections.abc import Sequence
 from xml.etree.ElementTree import Element, SubElement
 
 from holdfast.observe.reports.model import CATEGORIES, RunReport, Slice
-from holdfast.observe.reports.words import CATEGORY_WORDS, CAUSE_WORDS, TIER_WORDS, duration_text
+from holdfast.observe.reports.words import (
+    CATEGORY_WORDS,
+    CAUSE_WORDS,
+    TIER_WORDS,
+    duration_text,
+    tick_text,
+)
 
 WIDTH = 960
 LEFT = 56
@@ -19,6 +25,16 @@ RIGHT = 16
 COLUMNS = 180
 BINS = 24
 TICKS_SHOWN_MAX = 400
+LABELS_MAX = 8
+"""How many labels an axis has room for."""
+MINUTE, HOUR, DAY = 60, 3600, 86_400
+ROUND_SECS = (
+    *(digit * 10.0**power for power in range(-3, 1) for digit in (1, 2, 5)),
+    *(10, 20, 30, MINUTE, 2 * MINUTE, 5 * MINUTE, 10 * MINUTE, 20 * MINUTE, 30 * MINUTE),
+    *(HOUR, 2 * HOUR, 6 * HOUR, 12 * HOUR),
+    *(digit * 10**power * DAY for power in range(4) for digit in (1, 2, 5)),
+)
+"""The durations that ticks of axes show, ascending."""
 
 
 def categories_bar(report: RunReport) -> Element:
@@ -104,11 +120,11 @@ def intervals_histogram(name: str, values_secs: Sequence[float]) -> Element:
     top, height = 8, 90
     bottom = top + height
     svg = _svg(bottom + 30, f"Intervals between checkpoints: {TIER_WORDS.get(name, name)}")
-    low = max(1e-3, min(values_secs))
-    high = max(max(values_secs), low * 1.01)
+    ticks = _round_ticks(min(values_secs), max(values_secs))
+    low, high = ticks[0], ticks[-1]
     counts = [0] * BINS
     for value in values_secs:
-        share = math.log(max(value, low) / low) / math.log(high / low)
+        share = math.log(min(high, max(value, low)) / low) / math.log(high / low)
         counts[min(BINS - 1, int(share * BINS))] += 1
     width = (WIDTH - LEFT - RIGHT) / BINS
     for index, count in enumerate(counts):
@@ -118,11 +134,24 @@ def intervals_histogram(name: str, values_secs: Sequence[float]) -> Element:
             SubElement(_rect(svg, bar, "bar"), "title").text = str(count)
     _line(svg, (LEFT, bottom, WIDTH - RIGHT, bottom), "grid")
     _text(svg, LEFT - 6, top + 8, str(max(counts)), "end")
-    for share in (0.0, 0.25, 0.5, 0.75, 1.0):
-        x = LEFT + share * (WIDTH - LEFT - RIGHT)
-        anchor = "start" if share == 0 else "end" if share == 1 else "middle"
-        _text(svg, x, bottom + 18, duration_text(low * (high / low) ** share), anchor)
+    for tick in ticks:
+        x = LEFT + math.log(tick / low) / math.log(high / low) * (WIDTH - LEFT - RIGHT)
+        anchor = "start" if tick == low else "end" if tick == high else "middle"
+        _text(svg, x, bottom + 18, tick_text(tick), anchor)
     return svg
+
+
+def _round_ticks(low_secs: float, high_secs: float) -> list[float]:
+    """Return round durations around some, for the labels of a logarithmic axis."""
+    first = max((n for n, secs in enumerate(ROUND_SECS) if secs <= low_secs), default=0)
+    last = next(
+        (n for n, secs in enumerate(ROUND_SECS) if secs >= high_secs and n > first),
+        len(ROUND_SECS) - 1,
+    )
+    ticks = [*ROUND_SECS[min(first, last - 1) : last + 1]]
+    while len(ticks) > LABELS_MAX:
+        ticks = [*ticks[:-1:2], ticks[-1]]
+    return ticks
 
 
 class _Scale:
@@ -159,15 +188,12 @@ def _spread(piece: Slice, columns: list[dict[str, float]], length: float) -> Non
 
 def _time_axis(svg: Element, scale: _Scale, y: float) -> None:
     span = scale.high
-    steps = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 21600, 43200)
-    step = next((one for one in steps if span / one <= 8), 0) or 86400 * max(
-        1, math.ceil(span / 86400 / 8)
-    )
+    step = next((secs for secs in ROUND_SECS if span / secs <= LABELS_MAX), ROUND_SECS[-1])
     at = 0.0
     while at <= span:
         x = scale.at(at)
         _line(svg, (x, y - 4, x, y), "grid")
-        _text(svg, x, y + 14, duration_text(at) if at else "0", "middle")
+        _text(svg, x, y + 14, tick_text(at) if at else "0", "middle")
         at += step
 
 

@@ -44,6 +44,11 @@ def duration_text(secs: float) -> str:
     return f"{whole // 60} min {whole % 60} s"
 
 
+def tick_text(secs: float) -> str:
+    """Return a round duration, such as that of an axis' tick, without a part that is zero."""
+    return duration_text(secs).removesuffix(" 0 s").removesuffix(" 0 min").removesuffix(" 0 h")
+
+
 def share_text(share: float) -> str:
     """Return a share in percent."""
     return f"{share:.1%}".replace("%", " %")
