@@ -41,10 +41,10 @@ def _checked_mtbf(
     ctx: click.Context, parameter: click.Parameter, hours: tuple[float, ...]
 ) -> tuple[float, ...]:
     low, high = MTBF_HOURS_LIMITS
-    for one in hours:
+    for value in hours:
         # Written so that it is false of nan.
-        if not low <= one <= high:
-            raise click.BadParameter(f"expected hours from {low:g} to {high:,.0f}, found {one}")
+        if not low <= value <= high:
+            raise click.BadParameter(f"expected hours from {low:g} to {high:,.0f}, found {value}")
     return hours
 
 
@@ -81,23 +81,23 @@ def advise(
     """
     if mtbf_hours and not what_if:
         raise click.UsageError("--mtbf is for --what-if; give both", click.get_current_context())
-    found = report_of(directory)
-    advice = advise_run(found)
+    run_report = report_of(directory)
+    advice = advise_run(run_report)
     if not advice.tiers:
-        reasons = "; ".join([*found.notes, *advice.notes]) or "its events have no checkpoint"
+        reasons = "; ".join([*run_report.notes, *advice.notes]) or "its events have no checkpoint"
         raise InvalidArgumentError(
             f"advise {directory}: expected a training with measured checkpoints, found none "
             f"({reasons}); make the events readable if they are not, or train for some minutes, "
             "with steps between the checkpoints"
         )
-    table = _what_if(advice, found, mtbf_hours or MTBF_HOURS, every_steps) if what_if else []
+    table = _what_if(advice, run_report, mtbf_hours or MTBF_HOURS, every_steps) if what_if else []
     if as_json:
         output.print_json({"advice": advice, "what_if": table})
         return
     _print(advice)
     if table:
         _print_what_if(table)
-    for line in [*found.notes, *advice.notes]:
+    for line in [*run_report.notes, *advice.notes]:
         output.warn(line)
 
 
@@ -113,10 +113,10 @@ def _print(advice: RunAdvice) -> None:
         Column("tier"),
         *(Column(title, "right") for title in ("interval", "best", "from", "to", "waste", "best")),
     ]
-    output.print_table(columns, [_cells(one) for one in advice.tiers])
+    output.print_table(columns, [_cells(tier) for tier in advice.tiers])
     output.print_line("")
-    for one in advice.tiers:
-        output.print_line(_sentence(one))
+    for tier in advice.tiers:
+        output.print_line(_sentence(tier))
     for what, gain in advice.gains.items():
         if gain > GAIN_MIN:
             output.print_line(f"{what} would add at most {share_text(gain)} of goodput")
@@ -126,13 +126,13 @@ def _print(advice: RunAdvice) -> None:
     )
 
 
-def _cells(one: IntervalAdvice) -> list[str | Text]:
-    spans = (one.interval_secs, one.best_secs, one.low_secs, one.high_secs)
+def _cells(tier: IntervalAdvice) -> list[str | Text]:
+    spans = (tier.interval_secs, tier.best_secs, tier.low_secs, tier.high_secs)
     return [
-        TIER_WORDS.get(one.tier, one.tier),
+        TIER_WORDS.get(tier.tier, tier.tier),
         *(_interval_text(secs) for secs in spans),
-        share_text(one.waste),
-        share_text(one.best_waste),
+        share_text(tier.waste),
+        share_text(tier.best_waste),
     ]
 
 
@@ -140,31 +140,31 @@ def _interval_text(secs: float) -> str:
     return "never" if math.isinf(secs) else duration_text(secs)
 
 
-def _sentence(one: IntervalAdvice) -> str:
-    name = TIER_WORDS.get(one.tier, one.tier)
-    if not one.is_needed:
+def _sentence(tier: IntervalAdvice) -> str:
+    name = TIER_WORDS.get(tier.tier, tier.tier)
+    if not tier.is_needed:
         return (
             f"{name}: keep the interval; it wastes at most 1.5 times as much as the best one, or "
             f"less than {share_text(GAIN_MIN)} of the time more"
         )
-    way = "more often" if one.best_secs < one.interval_secs else "less often"
+    way = "more often" if tier.best_secs < tier.interval_secs else "less often"
     return (
-        f"{name}: save {way}, every {_interval_text(one.best_secs)} in place of "
-        f"{_interval_text(one.interval_secs)}: {share_text(one.waste)} of the time is wasted, "
-        f"{share_text(one.best_waste)} would be"
+        f"{name}: save {way}, every {_interval_text(tier.best_secs)} in place of "
+        f"{_interval_text(tier.interval_secs)}: {share_text(tier.waste)} of the time is wasted, "
+        f"{share_text(tier.best_waste)} would be"
     )
 
 
 def _what_if(
-    advice: RunAdvice, found: RunReport, mtbf_hours: Sequence[float], every_steps: int
+    advice: RunAdvice, run_report: RunReport, mtbf_hours: Sequence[float], every_steps: int
 ) -> list[dict[str, object]]:
     """Return the goodput of today's and other intervals for each mean time between failures."""
-    today = settings_of(advice, found, is_best=False)
-    fixed = _fixed(advice, found, every_steps)
+    today = settings_of(advice, run_report, is_best=False)
+    fixed = _fixed(advice, run_report, every_steps)
     rows: list[dict[str, object]] = []
     for hours in mtbf_hours:
         cluster = cluster_of(advice, hours)
-        best = settings_of(advise_run(found, mtbf_hours=hours), found, is_best=True)
+        best = settings_of(advise_run(run_report, mtbf_hours=hours), run_report, is_best=True)
         settings: Settings = [("today", today), ("best", best), (f"every {every_steps}", fixed)]
         row: dict[str, object] = {"mtbf_hours": hours}
         for name, tiers in settings:
@@ -173,20 +173,21 @@ def _what_if(
             outcomes = [
                 simulate(cluster, tiers, hours=FAILURES * hours, seed=seed) for seed in range(SEEDS)
             ]
-            lost = sum(one.redone_secs for one in outcomes)
+            lost = sum(outcome.redone_secs for outcome in outcomes)
             row[name] = {
-                "goodput": statistics.mean(one.goodput for one in outcomes),
-                "lost_secs_per_failure": lost / max(1, sum(one.failures for one in outcomes)),
+                "goodput": statistics.mean(outcome.goodput for outcome in outcomes),
+                "lost_secs_per_failure": lost
+                / max(1, sum(outcome.failures for outcome in outcomes)),
             }
         rows.append(row)
     return rows
 
 
-def _fixed(advice: RunAdvice, found: RunReport, every_steps: int) -> list[TierSetting]:
+def _fixed(advice: RunAdvice, run_report: RunReport, every_steps: int) -> list[TierSetting]:
     """Return the durable tier alone with a checkpoint every N steps; none where not measured."""
-    steps = [a.quiet_step_secs for a in found.attempts if a.quiet_step_secs is not None]
-    durable = found.tiers.get("durable")
-    if not steps or durable is None or "durable" not in {one.tier for one in advice.tiers}:
+    steps = [a.quiet_step_secs for a in run_report.attempts if a.quiet_step_secs is not None]
+    durable = run_report.tiers.get("durable")
+    if not steps or durable is None or "durable" not in {tier.tier for tier in advice.tiers}:
         return []
     secs = durable.secs or 0.0
     return [

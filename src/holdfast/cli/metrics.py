@@ -41,33 +41,33 @@ def metrics(directory: str | None, file_name: str | None, as_json: bool) -> None
         click.echo(monitoring.read_file(file_name), nl=False)
         return
     run_id = read_only(directory).agents_id if directory is not None else None
-    agents = [one for one in living() if run_id in (None, one.run_id)]
-    found = [(agent, one) for agent in agents if (one := _ask(agent)) is not None]
+    agents = [answer for answer in living() if run_id in (None, answer.run_id)]
+    answers = [(agent, answer) for agent in agents if (answer := _ask(agent)) is not None]
     if as_json:
         output.print_json(
             {
                 "agents": [
                     {
-                        "run": one.run,
-                        "host": one.host,
+                        "run": answer.run,
+                        "host": answer.host,
                         "metrics_url": agent.metrics_url,
-                        "metrics": flat(one),
+                        "metrics": flat(answer),
                     }
-                    for agent, one in found
+                    for agent, answer in answers
                 ]
             }
         )
         return
-    if not found:
+    if not answers:
         output.print_line(
             "no agents on this host" if directory is None else f"no agent of {directory}"
         )
-    for number, (agent, one) in enumerate(found):
+    for number, (agent, answer) in enumerate(answers):
         if number:
             output.print_line("")
         served = agent.metrics_url or "not served; set RamTier(metrics_port=…)"
-        output.print_line(f"{one.run} on {one.host}: {served}")
-        rows = [[name, f"{value:.6g}"] for name, value in flat(one).items()]
+        output.print_line(f"{answer.run} on {answer.host}: {served}")
+        rows = [[name, f"{value:.6g}"] for name, value in flat(answer).items()]
         output.print_table([Column(""), Column("", "right")], rows)
 
 

@@ -64,10 +64,10 @@ def report(directories: tuple[str, ...], html_name: str | None, as_json: bool) -
     if as_json:
         output.print_json(reports[0] if len(reports) == 1 else {"runs": reports})
         return
-    for index, one in enumerate(reports):
+    for index, run_report in enumerate(reports):
         if index:
             output.print_line("")
-        _print(one)
+        _print(run_report)
     for failure in failures[:-1]:
         output.print_error(str(failure))
     if failures:
@@ -80,50 +80,50 @@ def report_of(directory: str) -> RunReport:
     return report_run(str(run.location), events_of(run).read())
 
 
-def _print(found: RunReport) -> None:
-    if found.goodput is None:
-        output.print_line(f"{found.run}: no events of a training yet")
+def _print(run_report: RunReport) -> None:
+    if run_report.goodput is None:
+        output.print_line(f"{run_report.run}: no events of a training yet")
     else:
-        attempts, failures = len(found.attempts), len(found.failures)
+        attempts, failures = len(run_report.attempts), len(run_report.failures)
         output.print_line(
-            f"{found.run}: goodput {share_text(found.goodput)} of "
-            f"{duration_text(found.wall_secs)}; {counted(found.steps, 'step')}, "
+            f"{run_report.run}: goodput {share_text(run_report.goodput)} of "
+            f"{duration_text(run_report.wall_secs)}; {counted(run_report.steps, 'step')}, "
             f"{counted(attempts, 'attempt')}, {counted(failures, 'failure')}"
         )
         output.print_line("")
-        _print_categories(found)
-        _print_failures(found)
-        _print_tiers(found)
-    for line in found.notes:
+        _print_categories(run_report)
+        _print_failures(run_report)
+        _print_tiers(run_report)
+    for line in run_report.notes:
         output.warn(line)
 
 
-def _print_categories(found: RunReport) -> None:
+def _print_categories(run_report: RunReport) -> None:
     rows: list[list[str | Text]] = []
     for name in CATEGORIES:
-        secs = found.categories[name]
+        secs = run_report.categories[name]
         if secs:
-            share = secs / found.wall_secs
+            share = secs / run_report.wall_secs
             bar = "█" * max(1, round(BAR_CHARS * share))
             rows.append([CATEGORY_WORDS[name], duration_text(secs), share_text(share), bar])
     columns = [Column("time"), Column("", "right"), Column("", "right"), Column("", is_extra=True)]
     output.print_table(columns, rows)
 
 
-def _print_failures(found: RunReport) -> None:
-    if not found.failures:
+def _print_failures(run_report: RunReport) -> None:
+    if not run_report.failures:
         return
     output.print_line("")
     rows: list[list[str | Text]] = [
         [
-            output.time_text(one.time),
-            CAUSE_WORDS.get(one.cause, one.cause),
-            one.host,
-            "" if one.steps_lost is None else str(one.steps_lost),
-            "" if one.secs_to_next_step is None else duration_text(one.secs_to_next_step),
-            TIER_WORDS.get(one.source, one.source) if one.source else "",
+            output.time_text(failure.time),
+            CAUSE_WORDS.get(failure.cause, failure.cause),
+            failure.host,
+            "" if failure.steps_lost is None else str(failure.steps_lost),
+            "" if failure.secs_to_next_step is None else duration_text(failure.secs_to_next_step),
+            TIER_WORDS.get(failure.source, failure.source) if failure.source else "",
         ]
-        for one in found.failures
+        for failure in run_report.failures
     ]
     columns = [
         Column("failure"),
@@ -142,12 +142,12 @@ def _cost_text(tier: str, cost_secs: float | None) -> str:
     return "not measured" if tier in ("ram", "durable") else ""
 
 
-def _print_tiers(found: RunReport) -> None:
-    if not found.tiers:
+def _print_tiers(run_report: RunReport) -> None:
+    if not run_report.tiers:
         return
     output.print_line("")
     rows: list[list[str | Text]] = []
-    for name, tier in found.tiers.items():
+    for name, tier in run_report.tiers.items():
         spans = (tier.intervals.p50_secs, tier.intervals.p95_secs, tier.intervals.max_secs)
         rows.append(
             [

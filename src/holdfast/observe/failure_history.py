@@ -64,15 +64,15 @@ class FailureHistory:
             has_copies: Other hosts' RAM has copies, so that RAM survives the loss of a host.
         """
         by_kind = {
-            one: failure_rate(count, self.hours).per_hour / 3600
-            for one, count in self.counts.items()
+            cause: failure_rate(count, self.hours).per_hour / 3600
+            for cause, count in self.counts.items()
         }
         by_ram = {"process", "host"} if has_copies else {"process"}
         if kind is TargetKind.RAM:
-            return sum(by_kind[one] for one in by_ram)
+            return sum(by_kind[cause] for cause in by_ram)
         if not has_own_ram:
             return sum(by_kind.values())
-        rest = sum(rate for one, rate in by_kind.items() if one not in by_ram)
+        rest = sum(rate for cause, rate in by_kind.items() if cause not in by_ram)
         # With copies only the loss of several hosts at once is left, which was not seen.
         return rest or failure_rate(0, self.hours).per_hour / 3600
 
@@ -83,8 +83,8 @@ def read_history(home: RunHome, host: str, before: datetime) -> FailureHistory:
     Each host notices the failures of all, so that the events of one are enough.
     """
     history = FailureHistory()
-    found: Iterable[object] = EventReader(home, only=(host, RUN)).read(is_live=True)
-    for event in found:
-        if isinstance(event, Event) and event.time < before:
-            history.note_event(event)
+    items: Iterable[object] = EventReader(home, only=(host, RUN)).read(is_live=True)
+    for item in items:
+        if isinstance(item, Event) and item.time < before:
+            history.note_event(item)
     return history

@@ -193,29 +193,35 @@ def job_of(
         The status; where hosts disagree on the leader, the newest term of the newest attempt
         counts.
     """
-    known = {own.host: own}
-    known |= {host: one for host, one in answers.items() if isinstance(one, HostStatus)}
-    attempt = max(one.attempt for one in known.values())
-    leads = [one for one in known.values() if one.lead is not None and one.lead.attempt == attempt]
-    leading = max(leads, key=lambda one: one.lead.term if one.lead else 0, default=None)
+    reports = {own.host: own}
+    reports |= {host: report for host, report in answers.items() if isinstance(report, HostStatus)}
+    attempt = max(report.attempt for report in reports.values())
+    leads = [
+        report
+        for report in reports.values()
+        if report.lead is not None and report.lead.attempt == attempt
+    ]
+    leading = max(leads, key=lambda report: report.lead.term if report.lead else 0, default=None)
     lead = leading.lead if leading is not None else None
-    seen = {one.host: one for one in lead.hosts} if lead is not None else {}
-    domains = {host: one.domain for host, one in known.items()}
-    whole = standings(lead, {h: one.held for h, one in known.items()}, domains) if lead else []
+    seen = {report.host: report for report in lead.hosts} if lead is not None else {}
+    domains = {host: report.domain for host, report in reports.items()}
+    whole = (
+        standings(lead, {h: report.held for h, report in reports.items()}, domains) if lead else []
+    )
     # A host of an earlier start that the leader does not know is no part of this job.
-    names = known.keys() | (seen.keys() if lead is not None else answers.keys())
+    names = reports.keys() | (seen.keys() if lead is not None else answers.keys())
     return JobStatus(
         attempt=attempt.number,
         leader=leading.host if leading is not None else own.leader,
         leader_answers=lead is not None,
         rank_count=lead.rank_count if lead is not None else None,
         newest=next(iter(whole), None),
-        newest_in_ram=next((one for one in whole if one.in_ram), None),
-        newest_durable=next((one for one in whole if one.durable), None),
+        newest_in_ram=next((report for report in whole if report.in_ram), None),
+        newest_durable=next((report for report in whole if report.durable), None),
         goes_on_from=outlook(whole),
         hosts=tuple(
-            _answering(known[host], addresses.get(host))
-            if host in known
+            _answering(reports[host], addresses.get(host))
+            if host in reports
             else _silent(
                 host,
                 seen.get(host),
@@ -252,13 +258,13 @@ def _silent(
     address: str | None,
     own_silent_secs: float | None,
 ) -> JobHostStatus:
-    found = [own_silent_secs, seen.silent_secs if seen is not None else None]
+    silences_secs = [own_silent_secs, seen.silent_secs if seen is not None else None]
     return JobHostStatus(
         host=host,
         domain=seen.domain if seen is not None else host,
         address=address,
         problem=problem,
-        silent_secs=min((secs for secs in found if secs is not None), default=None),
+        silent_secs=min((secs for secs in silences_secs if secs is not None), default=None),
         version=None,
         pid=None,
         ranks=tuple(ranks_in(seen.ranks)) if seen is not None else (),

@@ -43,8 +43,8 @@ class Segment:
 
 def list_segments(folder_fd: int) -> list[Segment]:
     """Return the segments in a folder of events, by host, series and number."""
-    found = map(parse_segment_name, os.listdir(folder_fd))
-    return sorted(segment for segment in found if segment is not None)
+    names = map(parse_segment_name, os.listdir(folder_fd))
+    return sorted(segment for segment in names if segment is not None)
 
 
 def parse_segment_name(name: str) -> Segment | None:

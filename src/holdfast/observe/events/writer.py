@@ -234,9 +234,9 @@ class SegmentSeries:
 
     def _listed(self, run: Path) -> list[Segment]:
         with open_folder(run) as folder_fd:
-            found = list_segments(folder_fd)
+            segments = list_segments(folder_fd)
         host, series = self._segment.host, self._segment.series
-        return [one for one in found if (one.host, one.series) == (host, series)]
+        return [segment for segment in segments if (segment.host, segment.series) == (host, series)]
 
 
 def _line(event: Event) -> bytes:

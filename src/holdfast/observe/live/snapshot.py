@@ -148,7 +148,7 @@ def view_of_run(
     """
     spans = steps.spans if steps is not None else ()
     no_step_text = "none" if is_complete else "not known"
-    attempts = [one.attempt for one in report.attempts]
+    attempts = [attempt.attempt for attempt in report.attempts]
     last = report.failures[-1] if report.failures else None
     silent = silence(job) if job is not None else ()
     # Before the durations of the first steps are reported, no time is known to be productive.
@@ -212,7 +212,7 @@ def _absence(report: RunReport) -> str:
 
 
 def _last_step(report: RunReport) -> int | None:
-    steps = [one.last_step for one in report.attempts if one.last_step is not None]
+    steps = [attempt.last_step for attempt in report.attempts if attempt.last_step is not None]
     return steps[-1] if steps else None
 
 

@@ -191,9 +191,9 @@ class Measures:
             "",
             _grown(position.blocked_secs, before.blocked_secs if before else 0.0),
         )
-        known = _waits(before) if before is not None else Counter[str]()
+        waits_before = _waits(before) if before is not None else Counter[str]()
         for reason, secs in _waits(position).items():
-            self._add("holdfast_waiting_seconds_total", reason, _grown(secs, known[reason]))
+            self._add("holdfast_waiting_seconds_total", reason, _grown(secs, waits_before[reason]))
 
     def forget_rank(self, rank: int) -> None:
         """Forget the position of a rank that has ended."""
@@ -264,7 +264,7 @@ class Measures:
         """
         self._settle_inflation()
         now_secs = self._clock.monotonic()
-        found = []
+        families = []
         for name, metric in METRICS.items():
             values: dict[str, float] = {}
             if metric.kind == "histogram":
@@ -287,12 +287,12 @@ class Measures:
                     for value, amount in values.items()
                 ]
             if samples:
-                found.append(
+                families.append(
                     MetricFamily(
                         name=name, kind=metric.kind, text=metric.text, samples=tuple(samples)
                     )
                 )
-        return tuple(found)
+        return tuple(families)
 
     def _settle_inflation(self) -> None:
         """Take over the inflation so far; a counter never falls."""
@@ -318,8 +318,8 @@ def _grown(now: float, before: float) -> float:
 
 def _waits(position: RankPosition) -> Counter[str]:
     """Return the waits of a rank by reason, also those after its newest step."""
-    found: Counter[str] = Counter()
+    waits_secs: Counter[str] = Counter()
     for waits in (position.waiting_secs, position.waiting_after_secs):
         for reason, secs in waits.items():
-            found[reason] += secs  # type: ignore[assignment]
-    return found
+            waits_secs[reason] += secs  # type: ignore[assignment]
+    return waits_secs

@@ -194,16 +194,16 @@ def flat(metrics: AgentMetrics) -> dict[str, float]:
     A name is `holdfast/` and the metric's without its prefix; the value of a label follows after a
     slash. Of a histogram, `NAME/count` and `NAME/mean` are given.
     """
-    found: dict[str, float] = {}
+    values: dict[str, float] = {}
     for family in metrics.families:
         base = "holdfast/" + family.name.removeprefix("holdfast_")
         for sample in family.samples:
             name = "/".join([base, *sample.labels.values()])
             if family.kind != "histogram":
-                found[name] = float(sample.value)
+                values[name] = float(sample.value)
                 continue
             count = sample.buckets[-1][1] if sample.buckets else 0
-            found[f"{name}/count"] = float(count)
+            values[f"{name}/count"] = float(count)
             if count:
-                found[f"{name}/mean"] = sample.value / count
-    return found
+                values[f"{name}/mean"] = sample.value / count
+    return values

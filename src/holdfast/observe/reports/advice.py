@@ -148,21 +148,21 @@ def advise_run(report: RunReport, mtbf_hours: float | None = None) -> RunAdvice:
 
 def settings_of(advice: RunAdvice, report: RunReport, *, is_best: bool) -> list[TierSetting]:
     """Return the tiers of a run for `simulate`, with today's or with the best intervals."""
-    found = []
-    for one in advice.tiers:
-        tier = report.tiers[one.tier]
-        secs = one.best_secs if is_best else one.interval_secs
+    settings = []
+    for tier_advice in advice.tiers:
+        tier = report.tiers[tier_advice.tier]
+        secs = tier_advice.best_secs if is_best else tier_advice.interval_secs
         if math.isfinite(secs):
-            found.append(
+            settings.append(
                 TierSetting(
-                    name=one.tier,
+                    name=tier_advice.tier,
                     interval_secs=max(secs, STEP_SECS),
                     cost_secs=tier.cost_secs or 0.0,
                     secs=tier.secs or 0.0,
-                    survives=SURVIVED[one.tier],
+                    survives=SURVIVED[tier_advice.tier],
                 )
             )
-    return found
+    return settings
 
 
 def cluster_of(advice: RunAdvice, mtbf_hours: float | None = None) -> Cluster:
@@ -179,11 +179,11 @@ def cluster_of(advice: RunAdvice, mtbf_hours: float | None = None) -> Cluster:
 
 def _scaled(rates: Mapping[str, FailureRate], mtbf_hours: float) -> dict[str, FailureRate]:
     whole = sum(rate.per_hour for rate in rates.values())
-    found = {}
+    scaled = {}
     for kind, rate in rates.items():
         per_hour = rate.per_hour / whole / mtbf_hours
-        found[kind] = FailureRate(per_hour=per_hour, low_per_hour=per_hour, high_per_hour=per_hour)
-    return found
+        scaled[kind] = FailureRate(per_hour=per_hour, low_per_hour=per_hour, high_per_hour=per_hour)
+    return scaled
 
 
 def _goodput(wastes: Sequence[float], restarts: float) -> float:
@@ -316,11 +316,11 @@ def _gains(
     restarts: float,
 ) -> dict[str, float]:
     """Return upper bounds: what a change would bring if its checkpoints cost nothing."""
-    by_tier = {one.tier: one.best_waste for one in tiers}
+    by_tier = {tier_advice.tier: tier_advice.best_waste for tier_advice in tiers}
     if "durable" not in by_tier:
         return {}
     durable = measured["durable"]
-    found = {}
+    gains = {}
     changes = {
         "a RAM tier": ("ram", "process"),
         "copies in other hosts' RAM": ("peer", "host"),
@@ -332,8 +332,8 @@ def _gains(
             cost, secs = durable.cost_secs or 0.0, durable.secs or 0.0
             interval = max(best_interval_secs(cost, per_sec), secs, STEP_SECS)
             wastes = {**by_tier, "durable": waste(interval, cost, secs, per_sec)}
-            found[text] = _goodput([*wastes.values()], restarts) - best
-    found["a faster durable tier"] = (
+            gains[text] = _goodput([*wastes.values()], restarts) - best
+    gains["a faster durable tier"] = (
         _goodput([w for name, w in by_tier.items() if name != "durable"], restarts) - best
     )
-    return found
+    return gains

@@ -220,9 +220,9 @@ def _line(svg: Element, ends: tuple[float, float, float, float], style: str) -> 
 
 def _text(svg: Element, x: float, y: float, text: str, anchor: str) -> Element:
     members = {"x": f"{x:.1f}", "y": f"{y:.1f}", "text-anchor": anchor}
-    found = SubElement(svg, "text", members)
-    found.text = text
-    return found
+    element = SubElement(svg, "text", members)
+    element.text = text
+    return element
 
 
 def _path(svg: Element, points: Sequence[tuple[float, float]], style: str) -> None:

@@ -88,23 +88,18 @@ def divide(traces: Sequence[Trace]) -> list[Piece]:
 
 def quiet_step_us(trace: Trace) -> float | None:
     """Return the median duration of a step without a save; None if there was none."""
-    return _median([mark.quiet for mark in trace.marks])
-
-
-def _median(times: Sequence[object]) -> float | None:
-    samples: list[float] = []
-    for one in times:
-        steps = getattr(one, "steps", 0)
-        # A weight for each second step is enough, and bounded.
-        samples += [getattr(one, "median_secs", 0.0) * 1e6] * min(steps, 64)
-    return statistics.median(samples) if samples else None
+    samples_us: list[float] = []
+    for mark in trace.marks:
+        # The weight of a mark is bounded, and so is the number of samples.
+        samples_us += [mark.quiet.median_secs * 1e6] * min(mark.quiet.steps, 64)
+    return statistics.median(samples_us) if samples_us else None
 
 
 def _begin_us(trace: Trace) -> int:
     begin_us = _process_us(trace)
-    known = [one for one in (begin_us, trace.started_us) if one is not None]
-    known += [mark.time_us for mark in trace.marks[:1]]
-    return min(known, default=trace.last_us)
+    times_us = [time_us for time_us in (begin_us, trace.started_us) if time_us is not None]
+    times_us += [mark.time_us for mark in trace.marks[:1]]
+    return min(times_us, default=trace.last_us)
 
 
 def _process_us(trace: Trace) -> int | None:
@@ -160,11 +155,11 @@ class _Division:
         """Divide the time before a first step by what the processes did."""
         room = _Room(length_us)
         restored = sum(
-            round(one.event.secs * 1e6)
-            for one in trace.restored
-            if isinstance(one.event, StateRestored)
-            and (one.event.host, one.event.rank) == (trace.host, trace.rank)
-            and self._cursor_us <= one.time_us <= mark.time_us
+            round(timed.event.secs * 1e6)
+            for timed in trace.restored
+            if isinstance(timed.event, StateRestored)
+            and (timed.event.host, timed.event.rank) == (trace.host, trace.rank)
+            and self._cursor_us <= timed.time_us <= mark.time_us
         )
         begun_us = _process_us(trace)
         is_opening = begun_us is not None and trace.opened is not None

@@ -112,7 +112,7 @@ def _attempt(trace: Trace, pieces: Sequence[Piece], begin_us: int) -> AttemptRep
 
 def _failures(traces: Sequence[Trace], begin_us: int) -> list[RunFailure]:
     """Return the ends of attempts that were failures, or that lost steps."""
-    found = []
+    failures = []
     high: int | None = None
     """The last step that was finished and not lost."""
     first = min((mark.step for trace in traces for mark in trace.marks), default=0)
@@ -122,7 +122,7 @@ def _failures(traces: Sequence[Trace], begin_us: int) -> list[RunFailure]:
         if trace.ended_us is None:
             continue
         later = traces[index + 1 :]
-        following = next((one for one in later if one.marks), None)
+        following = next((later_trace for later_trace in later if later_trace.marks), None)
         lost, last_step = None, high
         if following is not None:
             kept = _kept_step(later[0], following, first)
@@ -132,7 +132,7 @@ def _failures(traces: Sequence[Trace], begin_us: int) -> list[RunFailure]:
             continue
         next_us = following.marks[0].time_us if following is not None else None
         sources = _sources(following)
-        found.append(
+        failures.append(
             RunFailure(
                 time=wall_time(trace.ended_us),
                 at_secs=(trace.ended_us - begin_us) / 1e6,
@@ -148,7 +148,7 @@ def _failures(traces: Sequence[Trace], begin_us: int) -> list[RunFailure]:
                 sources=sources,
             )
         )
-    return found
+    return failures
 
 
 def _kept_step(successor: Trace, following: Trace, first: int) -> int:
@@ -167,12 +167,12 @@ def _kept_step(successor: Trace, following: Trace, first: int) -> int:
 
 def _sources(trace: Trace | None) -> dict[str, int]:
     """Return the bytes that all ranks of an attempt read at its start, by tier."""
-    found: Counter[str] = Counter()
-    for one in trace.restored if trace is not None else ():
-        is_start = trace is not None and one.time_us <= trace.marks[0].time_us
-        if isinstance(one.event, StateRestored) and is_start:
-            found.update({tier: size for tier, size in one.event.sources.items() if size})
-    return dict(found)
+    sizes_bytes: Counter[str] = Counter()
+    for timed in trace.restored if trace is not None else ():
+        is_start = trace is not None and timed.time_us <= trace.marks[0].time_us
+        if isinstance(timed.event, StateRestored) and is_start:
+            sizes_bytes.update({tier: size for tier, size in timed.event.sources.items() if size})
+    return dict(sizes_bytes)
 
 
 def _merged(pieces: Sequence[Piece]) -> list[Piece]:

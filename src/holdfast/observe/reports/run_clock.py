@@ -59,7 +59,7 @@ def on_one_axis(events: Sequence[Event]) -> tuple[list[Timed], list[str]]:
         offset_us = int(statistics.median_low(offsets))
         timed += [Timed(_time_us(event, offset_us), event) for event in boot]
         notes += _jumps(boot[0].host, offsets)
-    timed.sort(key=lambda one: one.time_us)
+    timed.sort(key=lambda item: item.time_us)
     return timed, notes
 
 
@@ -95,15 +95,15 @@ def _time_us(event: Event, offset_us: int) -> int:
 
 
 def _jumps(host: str, offsets_us: Sequence[int]) -> list[str]:
-    found = []
+    notes = []
     reference_us = offsets_us[0]
     for offset_us in offsets_us:
         secs = (offset_us - reference_us) / 1e6
         if abs(secs) > JUMP_SECS:
             how = "forward" if secs > 0 else "back"
-            found.append(
+            notes.append(
                 f"the clock of host {host} was set {how} by {abs(secs):.0f} s; durations on this "
                 "host are those of its monotonic clock"
             )
             reference_us = offset_us
-    return found
+    return notes

@@ -154,7 +154,7 @@ def _check_number(name: str, value: object, *, is_above_zero: bool = False) -> N
 
 
 def _failures(cluster: Cluster, secs: float, seed: int) -> list[tuple[float, str]]:
-    found: list[tuple[float, str]] = []
+    failures: list[tuple[float, str]] = []
     for number, kind in enumerate(cluster.failures):
         # A generator of its own: the rate of one kind does not move the failures of another.
         chance, time_secs = random.Random(f"{seed} {number} {kind.name}"), 0.0
@@ -162,8 +162,8 @@ def _failures(cluster: Cluster, secs: float, seed: int) -> list[tuple[float, str
             time_secs += chance.expovariate(kind.per_hour / 3600)
             if time_secs >= secs:
                 break
-            found.append((time_secs, kind.name))
-    return sorted(found)
+            failures.append((time_secs, kind.name))
+    return sorted(failures)
 
 
 class _Training:

@@ -36,26 +36,26 @@ def tier_reports(
         is_measured: Whether steps beside checkpoints can be compared with others; else a cost of 0
             is not known.
     """
-    parts = [one.event for one in timed if isinstance(one.event, PartSaved)]
+    parts = [item.event for item in timed if isinstance(item.event, PartSaved)]
     commits = {
-        one.event.step_and_attempt: one.event
-        for one in timed
-        if isinstance(one.event, CheckpointCommitted)
+        item.event.step_and_attempt: item.event
+        for item in timed
+        if isinstance(item.event, CheckpointCommitted)
     }
     reached = {
-        "ram": [one for one in timed if isinstance(one.event, CheckpointSealed)],
-        "peer": [one for one in timed if isinstance(one.event, CheckpointProtected)],
-        "durable": [one for one in timed if isinstance(one.event, CheckpointCommitted)],
-        "remote": [one for one in timed if isinstance(one.event, CheckpointUploaded)],
+        "ram": [item for item in timed if isinstance(item.event, CheckpointSealed)],
+        "peer": [item for item in timed if isinstance(item.event, CheckpointProtected)],
+        "durable": [item for item in timed if isinstance(item.event, CheckpointCommitted)],
+        "remote": [item for item in timed if isinstance(item.event, CheckpointUploaded)],
     }
     in_ram = [part for part in parts if part.tier == "ram"]
     reached["ram"] = [
-        one
-        for one in reached["ram"]
-        if isinstance(one.event, CheckpointSealed) and one.event.tier == "ram"
+        item
+        for item in reached["ram"]
+        if isinstance(item.event, CheckpointSealed) and item.event.tier == "ram"
     ]
     requests, pulled_bytes = _traffic(timed)
-    found: dict[str, TierReport] = {}
+    reports: dict[str, TierReport] = {}
     for name, events in reached.items():
         times_us = _first_times(events)
         if not times_us:
@@ -73,18 +73,18 @@ def tier_reports(
             secs = [commit.secs for commit in commits.values() if commit.secs is not None]
         elif name == "remote":
             uploads = [o.event for o in events if isinstance(o.event, CheckpointUploaded)]
-            size_bytes, secs = sum(one.bytes for one in uploads), [one.secs for one in uploads]
-        found[name] = TierReport(
+            size_bytes, secs = sum(item.bytes for item in uploads), [item.secs for item in uploads]
+        reports[name] = TierReport(
             checkpoints=count,
             bytes=size_bytes,
             reused_bytes=sum(p.reused_bytes for p in in_ram) if name == "ram" else 0,
             requests=requests if name == "durable" else None,
             intervals=_intervals(times_us),
-            cost_secs=_cost_secs(name, pieces, count, "ram" in found, is_measured),
+            cost_secs=_cost_secs(name, pieces, count, "ram" in reports, is_measured),
             secs=statistics.median(secs) if secs else None,
             at_secs=[(us - begin_us) / 1e6 for us in _evenly(sorted(times_us.values()))],
         )
-    return found
+    return reports
 
 
 def _traffic(timed: Sequence[Timed]) -> tuple[int | None, int | None]:
@@ -94,15 +94,15 @@ def _traffic(timed: Sequence[Timed]) -> tuple[int | None, int | None]:
     """
     sums: dict[str, int | None] = {"durable_requests": None, "pulled_bytes": None}
     before: dict[tuple[str, str], int] = {}
-    for one in timed:
-        if not isinstance(one.event, StepProgress):
+    for item in timed:
+        if not isinstance(item.event, StepProgress):
             continue
         for name in sums:
-            value = getattr(one.event, name)
+            value = getattr(item.event, name)
             if value is None:
                 continue
-            last = before.get((name, one.event.host), 0)
-            before[name, one.event.host] = value
+            last = before.get((name, item.event.host), 0)
+            before[name, item.event.host] = value
             sums[name] = (sums[name] or 0) + (value - last if value >= last else value)
     return sums["durable_requests"], sums["pulled_bytes"]
 
@@ -111,14 +111,14 @@ def slowest_rank(timed: Sequence[Timed]) -> SlowestRank | None:
     """Return the rank whose parts took longest to seal; None if none was sealed."""
     secs: dict[int, list[float]] = defaultdict(list)
     hosts: dict[int, str] = {}
-    for one in timed:
-        if isinstance(one.event, PartSaved):
-            secs[one.event.rank].append(one.event.secs)
-            hosts[one.event.rank] = one.event.host
+    for item in timed:
+        if isinstance(item.event, PartSaved):
+            secs[item.event.rank].append(item.event.secs)
+            hosts[item.event.rank] = item.event.host
     if not secs:
         return None
     medians = {rank: statistics.median(own) for rank, own in secs.items()}
-    rank = max(medians, key=lambda one: (medians[one], -one))
+    rank = max(medians, key=lambda item: (medians[item], -item))
     return SlowestRank(
         rank=rank,
         host=hosts[rank],
@@ -136,10 +136,10 @@ def percentile(values: Sequence[float], share: float) -> float:
 def _first_times(events: Sequence[Timed]) -> dict[tuple[int, int], int]:
     """Return when each checkpoint reached a tier: several hosts report it."""
     times_us: dict[tuple[int, int], int] = {}
-    for one in events:
-        is_recovery = isinstance(one.event, CheckpointCommitted) and one.event.by == "recovery"
-        if isinstance(one.event, CheckpointEvent) and not is_recovery:
-            times_us.setdefault(one.event.step_and_attempt, one.time_us)
+    for item in events:
+        is_recovery = isinstance(item.event, CheckpointCommitted) and item.event.by == "recovery"
+        if isinstance(item.event, CheckpointEvent) and not is_recovery:
+            times_us.setdefault(item.event.step_and_attempt, item.time_us)
     return times_us
 
 
@@ -159,7 +159,7 @@ def _intervals(times_us: dict[tuple[int, int], int]) -> Intervals:
         p50_secs=percentile(values, 0.5),
         p95_secs=percentile(values, 0.95),
         max_secs=max(values),
-        values_secs=[float(one) for one in _evenly(values)],
+        values_secs=[float(value) for value in _evenly(values)],
     )
 
 

@@ -126,24 +126,24 @@ def gather_traces(timed: Sequence[Timed]) -> tuple[list[Trace], list[str]]:
     """Return the attempts in their order, and a line for what was left out."""
     notes: list[str] = []
     by_attempt: dict[int, list[Timed]] = {}
-    for one in timed:
-        if one.event.run_attempt > 0 and isinstance(one.event, (*OF_TRAINERS, *OF_ENDS)):
-            by_attempt.setdefault(one.event.run_attempt, []).append(one)
+    for item in timed:
+        if item.event.run_attempt > 0 and isinstance(item.event, (*OF_TRAINERS, *OF_ENDS)):
+            by_attempt.setdefault(item.event.run_attempt, []).append(item)
     traces = []
     numbers = sorted(by_attempt)
     for number, successor in zip_longest(numbers, numbers[1:]):
         own = by_attempt[number]
         if successor is not None:
             begun_us = _begun_us(by_attempt[successor])
-            late = [one for one in own if isinstance(one.event, StepProgress | FirstStep)]
-            late = [one for one in late if one.time_us > begun_us]
+            late = [item for item in own if isinstance(item.event, StepProgress | FirstStep)]
+            late = [item for item in late if item.time_us > begun_us]
             if late:
                 secs = (late[-1].time_us - begun_us) / 1e6
                 notes.append(
                     f"attempt {number} went on for {secs:.0f} s after attempt {successor} had "
                     "begun; what it did then is left out"
                 )
-            own = [one for one in own if one not in late] if late else own
+            own = [item for item in own if item not in late] if late else own
         if own:
             traces.append(_trace(number, own))
     _note_saved_steps(traces, timed)
@@ -163,59 +163,59 @@ def _note_saved_steps(traces: Sequence[Trace], timed: Sequence[Timed]) -> None:
         for trace, successor in pairwise(traces)
         if successor.started_us is not None
     }
-    for one in timed:
-        event = one.event
+    for item in timed:
+        event = item.event
         if not isinstance(event, OF_SAVES) or event.attempt not in by_number:
             continue
         end_us = until_us.get(event.attempt)
-        is_late = end_us is not None and one.time_us > end_us
+        is_late = end_us is not None and item.time_us > end_us
         if isinstance(event, CheckpointCommitted) or not is_late:
             _note_step(by_number[event.attempt], event.step)
 
 
 def _begun_us(events: Sequence[Timed]) -> int:
-    starts = [one for one in events if isinstance(one.event, AttemptStarted | AttemptBranched)]
+    starts = [item for item in events if isinstance(item.event, AttemptStarted | AttemptBranched)]
     return (starts or events)[0].time_us
 
 
 def _trace(number: int, events: Sequence[Timed]) -> Trace:
     trace = Trace(number=number)
     trace.rank, trace.host = _timed_rank(events)
-    for one in events:
-        event = one.event
+    for item in events:
+        event = item.event
         is_timed = event.host == trace.host and getattr(event, "rank", None) == trace.rank
         if isinstance(event, AttemptStarted | AttemptBranched):
             if trace.started_us is None:
-                trace.started_us = one.time_us
+                trace.started_us = item.time_us
             trace.is_branch = isinstance(event, AttemptBranched)
             trace.has_origin, trace.origin_step = True, event.origin_step
         elif isinstance(event, ManagerOpened) and is_timed:
-            trace.opened = one
+            trace.opened = item
         elif isinstance(event, StateRestored):
-            trace.restored.append(one)
+            trace.restored.append(item)
         elif isinstance(event, FirstStep):
             _note_step(trace, event.step)
             if is_timed:
-                trace.marks.append(_first_mark(trace, one.time_us, event))
+                trace.marks.append(_first_mark(trace, item.time_us, event))
         elif isinstance(event, StepProgress):
             # A position without a first step is the one that a restore has published.
             if trace.marks:
                 for position in event.ranks.values():
                     _note_step(trace, position.step)
             if event.host == trace.host and trace.marks:
-                _add_mark(trace, one.time_us, event)
+                _add_mark(trace, item.time_us, event)
         elif isinstance(event, TrainerLost | TrainerLeft) and trace.marks:
             _note_step(trace, event.last_step)
         if isinstance(event, OF_TRAINERS):
-            trace.last_us = max(trace.last_us, one.time_us)
+            trace.last_us = max(trace.last_us, item.time_us)
     return trace
 
 
 def _timed_rank(events: Sequence[Timed]) -> tuple[int, str]:
     """Return the lowest rank of the attempt, and its host."""
     seats: set[tuple[int, str]] = set()
-    for one in events:
-        event = one.event
+    for item in events:
+        event = item.event
         if isinstance(event, FirstStep | ManagerOpened):
             seats.add((event.rank, event.host))
         elif isinstance(event, StepProgress):
