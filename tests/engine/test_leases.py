@@ -10,9 +10,10 @@ import msgspec
 import pytest
 
 from holdfast.clock import SystemClock
-from holdfast.engine.lifecycle.leases import Lease, Leases, LeaseWriter
+from holdfast.engine.lifecycle.leases import Lease, Leases, LeaseWriter, newest_lease
 from holdfast.errors import StorageError
 from holdfast.format.names import lease_key
+from holdfast.store.durable import TimedObject
 from holdfast.store.fleeting_files import FleetingFiles
 from holdfast.store.run_directory import RunDirectory
 from tests.attempts import attempt_id
@@ -114,6 +115,43 @@ def test_a_lease_that_came_with_a_copy_of_the_directory_is_none_of_the_copys(
 ) -> None:
     leases(tmp_path).write(lease())
     assert Leases(FleetingFiles(RunDirectory(tmp_path), SystemClock()), "the copy").read(1) is None
+
+
+class Drifting(FleetingFiles):
+    """A tier whose clock is read `ahead_secs` too late, as a service's in whole seconds is."""
+
+    ahead_secs = 0
+
+    def read_timed(self, key: str) -> TimedObject | None:
+        read = super().read_timed(key)
+        return read and read._replace(now_ns=read.now_ns + self.ahead_secs * 10**9)
+
+
+def test_an_attempt_with_two_tiers_is_renewed_only_if_the_lease_in_one_of_them_is(
+    tmp_path: Path,
+) -> None:
+    """Reads that take different times make now one and now the other lease the younger one."""
+    stores = []
+    for place in (tmp_path / "directory", tmp_path / "remote"):
+        place.mkdir()
+        stores.append(Drifting(RunDirectory(place), SystemClock()))
+    tiers = [Leases(store, RUN_ID) for store in stores]
+    for tier in tiers:
+        tier.write(lease())
+    stamps = set()
+    for later in stores:
+        for store in stores:
+            store.ahead_secs = 9 if store is later else 3
+        seen = newest_lease(tiers, 1)
+        assert seen is not None
+        assert 3 <= seen.age_secs < 8
+        stamps.add(seen.stamp)
+    (stamp,) = stamps
+    tiers[1].write(lease(counter=2))
+    renewed = newest_lease(tiers, 1)
+    assert renewed is not None
+    assert renewed.stamp != stamp
+    assert newest_lease(tiers, 2) is None
 
 
 def test_leases_follow_a_directory_that_is_moved(tmp_path: Path) -> None:

@@ -175,41 +175,96 @@ def test_only_the_host_that_leads_removes_images(
     assert names == ([] if is_leading else ["image-00000-of-00001.safetensors"])
 
 
-def test_a_remote_tier_that_does_not_answer_delays_no_renewal_of_the_lease(
-    agent: Agent, storage_worker: StorageWorker, tmp_path: Path
-) -> None:
-    class Silent:
-        """Objects of a service that answers nothing until it is released."""
+class SilentTier:
+    """A durable tier whose service answers nothing until it is released."""
 
-        def __init__(self) -> None:
-            self.calls = 0
-            self.is_released = threading.Event()
+    def __init__(self) -> None:
+        self.calls = 0
+        self.is_released = threading.Event()
 
-        def put(self, key: str, data: bytes) -> None:
-            self.calls += 1
-            self.is_released.wait(WAIT_SECS)
+    @property
+    def fleeting(self) -> SilentTier:
+        return self
 
-    silent: Any = Silent()
-    store: Any = SimpleNamespace(fleeting=silent)
-    uploads = SegmentUploads(agent.run.durable.home, store, "a", agent.run.clock)
+    def put(self, key: str, data: bytes) -> None:
+        self.calls += 1
+        self.is_released.wait(WAIT_SECS)
+
+    def list(self, prefix: str) -> Iterator[Any]:
+        self.is_released.wait(WAIT_SECS)
+        return iter(())
+
+    def delete(self, *keys: str) -> None:
+        self.is_released.wait(WAIT_SECS)
+
+
+@pytest.fixture
+def silent(agent: Agent) -> Iterator[SilentTier]:
+    """The remote tier of the agent; it answers nothing."""
+    made = SilentTier()
+    store: Any = made
     agent.run.remote = RemoteTarget(
         place="s3://bucket/run",
         store=store,
         checkpoints=RemoteCheckpoints(agent.run.durable, store),
-        uploads=uploads,
+        uploads=SegmentUploads(agent.run.durable.home, store, "a", agent.run.clock),
     )
+    yield made
+    made.is_released.set()
+
+
+@pytest.mark.parametrize("is_directory_silent", [False, True])
+def test_a_durable_tier_that_does_not_answer_delays_no_renewal_of_the_lease_in_the_other(
+    agent: Agent,
+    storage_worker: StorageWorker,
+    silent: SilentTier,
+    is_directory_silent: bool,
+) -> None:
+    answering = agent.run.durable
+    if is_directory_silent:
+        assert agent.run.remote is not None
+        agent.run.durable, agent.run.remote.store = agent.run.remote.store, agent.run.durable
+    leases = Leases(answering.fleeting, RUN_ID)
+
+    async def renew_often() -> None:
+        for counter in range(1, 5):
+            async with asyncio.timeout(WAIT_SECS / 2):
+                await storage_worker.renew_lease(effects.RenewLease(attempt_id(1), 1, counter))
+            seen = leases.read(1)
+            assert seen is not None
+            assert seen.stamp.startswith(f"1.{counter}.")
+        silent.is_released.set()
+        await storage_worker.release_lease(effects.ReleaseLease(attempt_id(1)))
+        assert leases.read(1) is None
+
+    asyncio.run(renew_often())
+    # Of the renewals that waited, the last one was replaced by the release.
+    assert silent.calls == 1
+
+
+def test_a_remote_tier_that_does_not_answer_holds_no_release_of_the_lease_for_long(
+    agent: Agent,
+    storage_worker: StorageWorker,
+    silent: SilentTier,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The agent ends after the release, and the thread that writes removes what is older."""
+    monkeypatch.setattr("holdfast.host.tiers.storage_worker.RELEASE_SECS", 0.2)
     leases = Leases(agent.run.durable.fleeting, RUN_ID)
 
-    async def renew(counter: int) -> None:
+    async def release() -> None:
+        await renew(storage_worker, 1)
         async with asyncio.timeout(WAIT_SECS / 2):
-            await storage_worker.renew_lease(effects.RenewLease(attempt_id(1), 1, counter))
+            await storage_worker.release_lease(effects.ReleaseLease(attempt_id(1)))
 
-    for counter in range(1, 5):
-        asyncio.run(renew(counter))
-        seen = leases.read(1)
-        assert seen is not None
-        assert seen.stamp.startswith(f"1.{counter}.")
-    silent.is_released.set()
-    storage_worker._remote_leases.wait_idle(WAIT_SECS)
-    # Of those that waited, the last one was written.
-    assert silent.calls == 2
+    asyncio.run(release())
+    assert leases.read(1) is None
+    asyncio.run(renew(storage_worker, 2))
+    began_secs = agent.run.clock.monotonic()
+    storage_worker.remove_old_leases(attempt_id(3))
+    assert agent.run.clock.monotonic() - began_secs < WAIT_SECS / 2
+    assert leases.read(2) is None
+
+
+async def renew(storage_worker: StorageWorker, number: int) -> None:
+    await storage_worker.renew_lease(effects.RenewLease(attempt_id(number), 1, 1))

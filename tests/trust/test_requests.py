@@ -5,6 +5,7 @@ docs/stores.md has the formulas.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections import Counter
 from collections.abc import Iterator
@@ -285,6 +286,12 @@ def test_opening_two_tiers_takes_as_many_requests_with_5000_checkpoints_as_with_
     }
 
 
+async def leases_written(host: InProcessHost) -> None:
+    """Wait until the leases are written, as far as they were due, in both tiers."""
+    worker = host.agent.storage_worker
+    await asyncio.wait(worker._call_leases(lambda writer: None))
+
+
 def requests_of_two_tiers(count: int) -> tuple[Counter[str], Counter[str]]:
     """The requests to both tiers until the records of the newest checkpoint are read.
 
@@ -306,7 +313,7 @@ def requests_of_two_tiers(count: int) -> tuple[Counter[str], Counter[str]]:
         again = host.attach()
         host.settle()
         assert host.service is not None
-        host.agent.storage_worker._remote_leases.wait_idle(10)
+        host.call(leases_written(host))
         bucket, other = host.bucket, host.remote
         assert other is not None
         view = newest_view_of([bucket, other], bucket, listing_of_agent(host, again), remote=other)

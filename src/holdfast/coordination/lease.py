@@ -7,7 +7,8 @@ lease costs a wait or a takeover, and never a checkpoint.
 Invariants:
 - A lease is renewed only while trainers of its attempt are attached to the host that leads it and
   none of its ranks, on any host, is known to have ended.
-- At most one request for a lease is under way on a host; one that hangs stops only the renewals.
+- At most one request for a lease is under way on a host in each durable tier; one that hangs stops
+  only the renewals there.
 - Ages are differences of two times of one file system. The clocks of two hosts are not compared.
 """
 

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 import msgspec
 
@@ -101,8 +102,25 @@ class Leases:
         )
 
 
+def newest_lease(tiers: Iterable[Leases], number: int) -> LeaseSeen | None:
+    """Return the lease of an attempt that was renewed last in any of a run's durable tiers.
+
+    Each tier has a clock of its own, so ages are compared. The stamp is that of all tiers together:
+    of two leases of about one age now one and now the other is the younger one, and neither was
+    renewed by that.
+
+    Raises:
+        StorageError: one of the tiers cannot be read.
+    """
+    seen = [lease for leases in tiers if (lease := leases.read(number)) is not None]
+    if not seen:
+        return None
+    youngest = min(seen, key=lambda lease: lease.age_secs)
+    return replace(youngest, stamp=" ".join(lease.stamp for lease in seen))
+
+
 class LeaseWriter:
-    """Writes one host's leases, from one thread. A failure is logged once and not raised."""
+    """Writes one host's leases to one tier. A failure is logged once and not raised."""
 
     def __init__(self, leases: Leases) -> None:
         self._leases = leases

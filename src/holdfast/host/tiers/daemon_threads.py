@@ -6,6 +6,7 @@ when the process ends, and these are not.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -32,3 +33,8 @@ def begin_call(call: Callable[[], T]) -> Future[T]:
 
     Thread(target=work, name="holdfast-call", daemon=True).start()
     return future
+
+
+async def in_thread(call: Callable[[], T]) -> T:
+    """Run a call that may take long on a thread that does not delay the end of the process."""
+    return await asyncio.wrap_future(begin_call(call))

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TypeVar
 
 from holdfast.coordination import effects, inputs
 from holdfast.engine.lifecycle.attempts import newest_attempt
@@ -25,13 +24,11 @@ from holdfast.format.records import Manifest
 from holdfast.format.sealed import seal
 from holdfast.host.driver.agent_run import REMOTE_ADVICE, AgentRun, RemoteTarget
 from holdfast.host.driver.attached_trainers import AttachedTrainers
-from holdfast.host.tiers.daemon_threads import begin_call
+from holdfast.host.tiers.daemon_threads import in_thread
 from holdfast.host.tiers.ram_tier import RamTier
 
 PARTS_AT_ONCE = 2
 """How many parts an agent uploads at a time; each takes a few requests' worth of memory."""
-
-T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -189,8 +186,3 @@ class MirrorWorker:
             return await in_thread(lambda: newest_attempt(remote.store))
         except HoldfastError:
             return NO_ATTEMPT
-
-
-async def in_thread(call: Callable[[], T]) -> T:
-    """Run a call that may take long on a thread that does not delay the end of the process."""
-    return await asyncio.wrap_future(begin_call(call))

@@ -14,7 +14,7 @@ import math
 import os
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import TypeVar
 
 from holdfast.coordination import effects, inputs
@@ -28,7 +28,7 @@ from holdfast.engine.lifecycle.commit import (
     read_part,
     remove,
 )
-from holdfast.engine.lifecycle.leases import Lease, Leases, LeaseWriter
+from holdfast.engine.lifecycle.leases import Lease, Leases, LeaseWriter, newest_lease
 from holdfast.engine.lifecycle.newest import NewestListing, list_newest
 from holdfast.engine.lifecycle.references import ReusedImages
 from holdfast.engine.lifecycle.run import check_run, deletion_text
@@ -49,6 +49,7 @@ from holdfast.format.records import AttemptRecord, CheckpointSpec, Manifest
 from holdfast.format.timeline import last_steps
 from holdfast.host.driver.agent_run import AgentRun
 from holdfast.host.driver.attached_trainers import AttachedTrainers
+from holdfast.host.tiers.daemon_threads import begin_call, in_thread
 from holdfast.host.tiers.opening_listing import OpeningListing
 from holdfast.host.tiers.ram_attempts import (
     foreign_attempts,
@@ -58,13 +59,12 @@ from holdfast.host.tiers.ram_attempts import (
 )
 from holdfast.host.tiers.ram_place import note_place, place_of
 from holdfast.host.tiers.ram_tier import RamTier, listed_parts
-from holdfast.host.tiers.remote_leases import RemoteLeases
+from holdfast.host.tiers.tier_leases import LeaseCall, TierLeases
 from holdfast.host.wire.agent_directory import user_name
 from holdfast.observe.events.schema import CopyFailed
 from holdfast.peers.directory import PeerDirectory
 from holdfast.store.contract import ReadableStore
-from holdfast.store.durable import FleetingStore
-from holdfast.store.fleeting_tiers import FleetingTiers
+from holdfast.store.durable import DurableStore
 from holdfast.store.ram import RamStore
 
 log = logging.getLogger(__name__)
@@ -72,7 +72,7 @@ T = TypeVar("T")
 
 CLOSE_SECS = 10.0
 RELEASE_SECS = 5.0
-"""How long the removal of a lease from the remote tier is awaited."""
+"""How long the removal of leases is awaited; a lease that stays delays a start elsewhere."""
 SPEC_SECS = 10.0
 """How long rank 0's part is awaited in the durable tier while its host is silent."""
 SPEC_POLL_SECS = 0.25
@@ -102,8 +102,6 @@ class StorageWorker:
         self._writing = ThreadPoolExecutor(1, "holdfast-write")
         self._committing = ThreadPoolExecutor(1, "holdfast-commit")
         self._reading = ThreadPoolExecutor(1, "holdfast-read")
-        # Storage that hangs in another call must not make a live attempt look dead.
-        self._leasing = ThreadPoolExecutor(1, "holdfast-lease")
         # A busy service answers late: what trainers ask meanwhile must not wait for that.
         self._looking = ThreadPoolExecutor(1, "holdfast-look")
         self._pulling = ThreadPoolExecutor(PULLS_MAX, "holdfast-copies")
@@ -113,13 +111,7 @@ class StorageWorker:
         self._bad_sources: dict[str, type[Exception]] = {}
         self._missing: dict[tuple[CheckpointId, int], None] = {}
         """Parts that were missing at the source of a pull, the oldest first."""
-        self._leases = Leases(FleetingTiers(self._fleeting), self._run.config.run_id)
-        self._lease_writer = LeaseWriter(self._leases)
-        """Writes to both tiers, where a start has to know that it was written."""
-        run_id = self._run.config.run_id
-        self._renewals = LeaseWriter(Leases(FleetingTiers(self._fleeting_durable), run_id))
-        remote = LeaseWriter(Leases(FleetingTiers(self._fleeting_remote), run_id))
-        self._remote_leases = RemoteLeases(remote)
+        self._tier_leases: dict[DurableStore, TierLeases] = {}
         self.problem: HoldfastError | None = None
         """The last error of a listing, a start or a lease."""
         self._began_secs: dict[CheckpointId, float] = {}
@@ -143,10 +135,7 @@ class StorageWorker:
         ending.join(CLOSE_SECS)
 
     def _end_threads(self) -> None:
-        pools = (
-            *(self._writing, self._committing, self._reading),
-            *(self._pulling, self._leasing, self._looking),
-        )
+        pools = self._writing, self._committing, self._reading, self._pulling, self._looking
         for pool in pools:
             pool.shutdown(wait=False, cancel_futures=True)
         for pool in pools:
@@ -258,7 +247,8 @@ class StorageWorker:
     ) -> inputs.AttemptBegun | inputs.AttemptTaken | inputs.BeginFailed:
         """Write an attempt's record, unless another host has written it."""
         try:
-            is_begun = await self.query(self._begin, effect)
+            writers = [leases.writer for leases in self._leases_by_tier()]
+            is_begun = await self.query(self._begin, effect, writers)
         except Exception as error:
             log.warning("cannot begin attempt %s: %s", effect.attempt, error)
             self._note(error)
@@ -266,35 +256,54 @@ class StorageWorker:
         return (inputs.AttemptBegun if is_begun else inputs.AttemptTaken)(effect)
 
     async def renew_lease(self, wanted: effects.RenewLease) -> inputs.LeaseWritten:
-        """Write the lease of the attempt that this host leads."""
+        """Write the lease of the attempt that this host leads, in each durable tier.
+
+        One tier that answers is enough for the next renewal, which the other one gets in its turn.
+        """
         lease = self._lease(wanted.attempt, wanted.incarnation, wanted.counter)
-        if self._run.remote is not None:
-            self._remote_leases.call_soon(lambda writer: writer.write(lease))
-        await self._lease_call(self._renewals.write, lease)
+        calls = self._call_leases(lambda writer: writer.write(lease))
+        await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
         return inputs.LeaseWritten(wanted.attempt)
 
     async def release_lease(self, wanted: effects.ReleaseLease) -> inputs.LeaseWritten:
         """Remove the lease of an attempt that has ended."""
-        if self._run.remote is not None:
-            self._remote_leases.call_soon(lambda writer: writer.remove(wanted.attempt))
-        await self._lease_call(self._renewals.remove, wanted.attempt)
-        if self._run.remote is not None:
-            # The agent may end with this.
-            await self._lease_call(self._remote_leases.wait_idle, RELEASE_SECS)
+        calls = self._call_leases(lambda writer: writer.remove(wanted.attempt))
+        # The agent may end with this.
+        await asyncio.wait(calls, timeout=RELEASE_SECS)
         return inputs.LeaseWritten(wanted.attempt)
 
     async def read_lease(self, wanted: effects.ReadLease) -> inputs.LeaseRead | inputs.LeaseNotRead:
         """Read the lease of an attempt that another agent leads."""
+        number = wanted.attempt.number
         try:
-            lease = await self._lease_call(self._leases.read, wanted.attempt.number)
+            lease = await in_thread(lambda: newest_lease(self._leases(), number))
         except HoldfastError as error:
             log.warning("cannot read the lease of attempt %s: %s", wanted.attempt, error)
             self._note(error)
             return inputs.LeaseNotRead(wanted.attempt, _reason(error), _is_final(error))
         return inputs.LeaseRead(wanted.attempt, lease)
 
-    async def _lease_call(self, call: Callable[..., T], *arguments: object) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._leasing, call, *arguments)
+    def _call_leases(self, call: LeaseCall) -> list[asyncio.Task[None]]:
+        """Begin a call on the leases of each durable tier."""
+        return [leases.call_soon(call) for leases in self._leases_by_tier()]
+
+    def _leases_by_tier(self) -> list[TierLeases]:
+        """Return what writes the leases of each tier; the run may have got another remote tier."""
+        run_id, before = self._run.config.run_id, self._tier_leases
+        self._tier_leases = {
+            store: before.get(store) or TierLeases(LeaseWriter(Leases(store.fleeting, run_id)))
+            for store in self._durable_tiers()
+        }
+        return list(self._tier_leases.values())
+
+    def _durable_tiers(self) -> list[DurableStore]:
+        remote = self._run.remote
+        return [self._run.durable, *([remote.store] if remote is not None else [])]
+
+    def _leases(self) -> list[Leases]:
+        """Return the leases of each durable tier."""
+        run_id = self._run.config.run_id
+        return [Leases(store.fleeting, run_id) for store in self._durable_tiers()]
 
     def _lease(self, attempt: AttemptId, incarnation: int, counter: int) -> Lease:
         config, group = self._run.config, self._trainers.group
@@ -438,16 +447,6 @@ class StorageWorker:
         layouts = self._layouts = PartLayouts(spec.arrays, self._layouts)
         return layouts
 
-    def _fleeting(self) -> list[FleetingStore]:
-        return [*self._fleeting_durable(), *self._fleeting_remote()]
-
-    def _fleeting_durable(self) -> list[FleetingStore]:
-        return [self._run.durable.fleeting]
-
-    def _fleeting_remote(self) -> list[FleetingStore]:
-        remote = self._run.remote
-        return [remote.store.fleeting] if remote is not None else []
-
     def _list_durable(self, effect: effects.ListDurable) -> inputs.DurableListed:
         remote = self._list_remote(effect)
         if effect.attempt:
@@ -532,10 +531,10 @@ class StorageWorker:
         """
         if record.host != self._run.config.host or self.has_begun(record.attempt):
             return False
-        lease = self._leases.read(record.attempt.number)
+        lease = newest_lease(self._leases(), record.attempt.number)
         return lease is None or lease.age_secs >= LEASE_SECS
 
-    def _begin(self, wanted: effects.BeginAttempt) -> bool:
+    def _begin(self, wanted: effects.BeginAttempt, writers: list[LeaseWriter]) -> bool:
         config, durable = self._run.config, self._run.durable
         check_run(durable, durable.home.location_text, config.run_id)
         remote = self._run.remote
@@ -561,7 +560,8 @@ class StorageWorker:
                 self._run.folder,
                 error,
             )
-        self._lease_writer.write(self._lease(wanted.attempt, 0, 0))
+        for writer in writers:
+            writer.write(self._lease(wanted.attempt, 0, 0))
         try:
             if remote is None:
                 is_whole = self.opening.has_whole(wanted.attempt.number - 1)
@@ -571,7 +571,8 @@ class StorageWorker:
         except HoldfastError:
             self.opening.forget_listing()
             # A start that fails leaves no lease; one that tries again writes another.
-            self._lease_writer.remove(wanted.attempt)
+            for writer in writers:
+                writer.remove(wanted.attempt)
             raise
         if record is None:
             self.opening.forget_listing()
@@ -620,9 +621,15 @@ class StorageWorker:
         return foreign
 
     def remove_old_leases(self, attempt: AttemptId) -> None:
-        """Remove the leases of earlier attempts, which are only leftovers."""
-        with contextlib.suppress(StorageError):
-            self._leases.remove_before(attempt.number)
+        """Remove the leases of earlier attempts, which are only leftovers.
+
+        Storage that does not answer holds the calling thread for `RELEASE_SECS` at most.
+        """
+        removals = [
+            begin_call(functools.partial(leases.remove_before, attempt.number))
+            for leases in self._leases()
+        ]
+        wait(removals, RELEASE_SECS)
 
     def _note(self, error: Exception) -> None:
         self.problem = error if isinstance(error, HoldfastError) else None
