@@ -114,7 +114,7 @@ def test_the_end_of_a_training_does_not_wait_for_a_bucket_that_does_not_answer(
     save(manager, 0)
     proxy.choose = lambda request: "silent"
     began = time.monotonic()
-    with pytest.raises(WaitTimeoutError, match=r"not there after 2 s \(it does not answer\)"):
+    with pytest.raises(WaitTimeoutError, match=r"not there after 2 s \(it is being copied"):
         manager.wait_until_finished(2, remote=True)
     assert manager.finish(1, state_of(1))
     manager.close()

@@ -323,6 +323,8 @@ class Host:
             case ef.MirrorEnded():
                 assert world.remote is not None
                 world.remote.copy_ended(self, effect)
+            case ef.ReportMirrored():
+                world.oracle.copy_known(self, effect.id)
             case ef.Pull():
                 world.at(0.01 + rng.random() * 0.2, self._pull, self.life, effect)
             case ef.Drop():

@@ -261,6 +261,16 @@ class Oracle:
         if not effect.reason and not is_there:
             self.fail("I12", f"{effect.id} is reported as copied, and is not there")
 
+    def copy_known(self, host: Host, checkpoint: CheckpointId) -> None:
+        """Check what the trainers of a host hear of the remote tier."""
+        remote = self.world.remote
+        assert remote is not None
+        self.count("copies known")
+        if checkpoint not in remote.storage.manifests and not self.is_deleted(checkpoint):
+            self.fail(
+                "I12", f"{host.name} reports that {checkpoint} is copied, and it is not there"
+            )
+
     # I3: drops.
 
     def dropped(self, host: Host, effect: ef.Drop) -> None:

@@ -67,6 +67,9 @@ class Remote:
         if copies is None or host.is_paused or host.is_halted:
             return
         newest = max(filter(storage.on_timeline, storage.manifests), default=None)
+        there = max(filter(storage.on_timeline, self.storage.manifests), default=None)
+        if copies.newest != there and not self.is_silent:
+            host.submit(fa.MirrorFound(there))
         if newest is None or newest in self.storage.manifests or newest in copies.ids:
             return
         target = fa.MirrorTarget(newest, storage.manifests[newest])

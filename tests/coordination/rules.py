@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import msgspec
+
 from holdfast.coordination import checkpoint_entry as entry
 from holdfast.coordination import save_targets
 from holdfast.coordination.bootstrap import Bootstrap
@@ -268,6 +270,25 @@ def believe_copies_of_other_rounds(patch: Patch) -> None:
     patch(Mirror, "take_report", gullible)
 
 
+def report_a_copy_before_it_is_there(patch: Patch) -> None:
+    want = Mirror.want
+
+    def hopeful(self: Mirror, target: Any) -> None:
+        want(self, target)
+        self.newest, self.is_changed = target.id, True
+
+    patch(Mirror, "want", hopeful)
+
+
+def keep_copies_to_the_leader(patch: Patch) -> None:
+    command = Leader._command
+    patch(
+        Leader,
+        "_command",
+        lambda self, view: msgspec.structs.replace(command(self, view), mirrored=None),
+    )
+
+
 BREACHES: dict[str, Breach] = {
     breach.__name__: breach
     for breach in (
@@ -306,5 +327,7 @@ BREACHES_OF_COPIES: dict[str, Breach] = {
         leave_parts_to_hosts_that_fail,
         try_a_copy_once,
         believe_copies_of_other_rounds,
+        report_a_copy_before_it_is_there,
+        keep_copies_to_the_leader,
     )
 }

@@ -19,6 +19,7 @@ from holdfast.coordination import inputs as fa
 from holdfast.coordination.messages import TargetKind
 from holdfast.coordination.settings import Settings
 from holdfast.format.names import CheckpointId
+from tests.coordination.host import Host
 from tests.coordination.world import Shape, World
 
 STORM_SECS = 30.0
@@ -413,7 +414,9 @@ class Schedule:
             return ""
         newest = max(filter(world.storage.on_timeline, world.storage.manifests), default=None)
         if newest is None or newest in remote.storage.manifests:
-            return "" if remote.is_lost or not self._is_mirroring() else "copies are under way"
+            if self._is_mirroring():
+                return "" if remote.is_lost else "copies are under way"
+            return self._uninformed(newest) if newest is not None else ""
         if remote.is_lost and remote.ended.get(newest):
             return ""
         if remote.storage.forbids(newest):
@@ -422,10 +425,18 @@ class Schedule:
         return f"{newest} is neither in the remote tier nor reported as missing there"
 
     def _is_mirroring(self) -> bool:
+        return any(host.view.is_mirroring for host in self._hosts_with_agents())
+
+    def _uninformed(self, newest: CheckpointId) -> str:
+        """Return which agents of the job do not know that the remote tier has its newest one."""
+        behind = [h.name for h in self._hosts_with_agents() if h.view.mirrored != newest]
+        return f"{', '.join(behind)} do not know that {newest} is copied" if behind else ""
+
+    def _hosts_with_agents(self) -> list[Host]:
         job = self.world.job
         assert job is not None
         hosts = [trainer.host for trainer in job.trainers]
-        return any(host.agent is not None and host.view.is_mirroring for host in hosts)
+        return [host for host in hosts if host.agent is not None]
 
     def _is_running(self) -> bool:
         job = self.world.job

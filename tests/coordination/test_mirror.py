@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 from holdfast.coordination import inputs
-from holdfast.coordination.effects import Effect, MirrorCommit, MirrorEnded, MirrorParts
+from holdfast.coordination.effects import (
+    Effect,
+    MirrorCommit,
+    MirrorEnded,
+    MirrorParts,
+    ReportMirrored,
+)
 from holdfast.coordination.inputs import MirrorTarget, Published
 from holdfast.coordination.messages import Mirrored, MirrorOrder
 from holdfast.coordination.mirror import PAUSE_SECS_MAX, STALL_SECS, Mirror
@@ -199,3 +205,29 @@ def test_another_round_or_checkpoint_replaces_what_is_under_way() -> None:
     # An order that ends all work also ends what is under way.
     assert share_effects(share, None) == [MirrorParts(FIRST.id, 2, frozenset())]
     assert share.state is None
+
+
+def test_the_newest_copy_is_the_one_that_was_found_or_committed_until_it_is_deleted() -> None:
+    rig = Rig()
+    assert rig.mirror.newest is None
+    rig.mirror.found(checkpoint_id(0))
+    rig.act()
+    assert rig.mirror.newest == checkpoint_id(0)
+    rig.finish()
+    assert rig.mirror.newest == FIRST.id
+    rig.mirror.is_changed = False
+    rig.mirror.forget(SECOND.id)
+    assert (rig.mirror.newest, rig.mirror.is_changed) == (FIRST.id, False)
+    rig.mirror.forget(FIRST.id)
+    assert (rig.mirror.newest, rig.mirror.is_changed) == (None, True)
+
+
+def test_a_host_reports_each_newest_copy_once_and_none_of_the_attempt_before() -> None:
+    share, turn = MirrorShare(), Turn("b", 0.0, Published())
+    for newest in (FIRST.id, FIRST.id, None, SECOND.id):
+        share.learn_newest(turn, newest)
+    assert turn.effects == [ReportMirrored(FIRST.id), ReportMirrored(SECOND.id)]
+    assert share.newest == SECOND.id
+    # The next attempt may continue from an earlier checkpoint, which the tier lacks.
+    share.release(turn)
+    assert share.newest is None

@@ -28,6 +28,7 @@ from holdfast.format.names import CheckpointId
 from holdfast.host.driver.agent_run import RemoteTarget
 from holdfast.host.tiers import mirror_worker
 from holdfast.host.tiers.mirroring import Mirroring
+from holdfast.host.wire.protocol import Uploaded
 from holdfast.observe.events.uploaded_segments import SegmentUploads
 from holdfast.policy.preservation_policy import LatestN
 from holdfast.policy.save_decision_policy import (
@@ -346,6 +347,65 @@ def test_a_time_based_policy_counts_from_the_last_uploaded_checkpoint(rig: Rig) 
     rig.host.clock.sleep(3600)
     rig.act()
     assert rig.steps() == [1, 3]
+
+
+def noticed(rig: Rig) -> list[int]:
+    """The steps that trainers were notified of as copied."""
+    board = rig.host.agent.trainers.notices
+    notices = rig.host.call(board.after(max(board.count - 1000, 0))).notices if board.count else ()
+    return [notice.id.step for notice in notices if notice.kind == "uploaded" and notice.id]
+
+
+def test_trainers_are_notified_of_each_copy_and_get_the_newest_one_if_they_ask_for_it(
+    rig: Rig,
+) -> None:
+    rig.use(SpecificStepsPolicy([1]))
+    rig.save(1)
+    rig.act()
+    assert noticed(rig) == [1]
+    rig.save(2)
+    rig.act()
+    rig.act()
+    newest = CheckpointId(2, rig.trainer.attempt)
+    rig.fail(FailurePlan(DENIED, until=float("inf"), operations={"write"}))
+    assert rig.mirroring.upload(newest) == Uploaded(is_there=False)
+    rig.act()
+    answer = rig.mirroring.upload(newest)
+    assert not answer.is_there
+    assert "Input/output error" in answer.problem
+    rig.fail(None)
+    rig.act()
+    assert noticed(rig) == [1, 2]
+    assert rig.mirroring.upload(newest) == Uploaded(is_there=True)
+    assert rig.mirroring.upload(CheckpointId(1, rig.trainer.attempt)).is_there
+    # It was there: the next one is due by the policy alone.
+    rig.save(3)
+    rig.act()
+    assert rig.steps() == [1, 2]
+
+
+def test_an_agent_that_takes_over_finds_what_is_copied_and_an_earlier_step_is_copied_after_a_return(
+    rig: Rig,
+) -> None:
+    rig.use(FixedIntervalPolicy(2))
+    for step in (1, 2):
+        rig.save(step)
+        rig.act()
+    first, second = (CheckpointId(step, rig.trainer.attempt) for step in (1, 2))
+    assert rig.steps() == [2]
+    rig.host.crash_agent()
+    rig.host.start_agent()
+    rig.host.join(rig.trainer, attempt=rig.trainer.attempt)
+    rig.use(FixedIntervalPolicy(2))
+    assert rig.mirroring.upload(second).is_there
+    rig.host.branch(rig.trainer, first)
+    rig.use(FixedIntervalPolicy(1000))
+    assert not rig.mirroring.upload(first).is_there
+    rig.act()
+    assert rig.mirroring.upload(first).is_there
+    assert rig.steps() == [1, 2]
+    rig.host.delete(1)
+    assert not rig.mirroring.upload(first).is_there
 
 
 def test_an_agent_without_trainers_stays_until_the_newest_checkpoint_is_uploaded(

@@ -111,6 +111,13 @@ class MirrorEnded:
 
 
 @dataclass(frozen=True, slots=True)
+class ReportMirrored:
+    """Notify the trainers here that the remote tier has a checkpoint, the newest one there."""
+
+    id: CheckpointId
+
+
+@dataclass(frozen=True, slots=True)
 class Drop:
     """Release this host's RAM of the checkpoint for reuse."""
 
@@ -316,6 +323,7 @@ Effect = (
     | MirrorParts
     | MirrorCommit
     | MirrorEnded
+    | ReportMirrored
     | Drop
     | ReportOutcome
     | DeleteConfirmed

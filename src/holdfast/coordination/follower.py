@@ -287,6 +287,7 @@ class Follower:
                 self._wishes.discard(TargetKind.PREEMPTION)
         self.inventory.apply_command(turn, command)
         self.mirror.apply_order(turn, command.mirror)
+        self.mirror.learn_newest(turn, command.mirrored)
         for checkpoint in command.deleted_everywhere:
             if self._deleted.get(checkpoint) is False:
                 self._deleted[checkpoint] = True

@@ -257,6 +257,16 @@ class MirrorWanted:
 
 
 @dataclass(frozen=True, slots=True)
+class MirrorFound:
+    """The newest checkpoint of the timeline that was found in the remote tier; None: there is none.
+
+    Given to each leader anew.
+    """
+
+    id: CheckpointId | None
+
+
+@dataclass(frozen=True, slots=True)
 class MirrorUnwanted:
     """A checkpoint is not in the durable tier any more, so that it cannot be copied."""
 
@@ -449,6 +459,7 @@ Input = (
     | CommitWritten
     | CommitFailed
     | MirrorWanted
+    | MirrorFound
     | MirrorUnwanted
     | MirrorPartWritten
     | MirrorPartsFailed

@@ -577,6 +577,7 @@ class Leader:
             writes=tuple(writes),
             pulls=tuple(pulls),
             mirror=self.mirror.order_for(view.host),
+            mirrored=self.mirror.newest,
             is_settled=self._durability.is_settled,
             is_closed=self._is_closed,
             deleted_everywhere=self._confirmed_deletes(view),

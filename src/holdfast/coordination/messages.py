@@ -291,6 +291,8 @@ class Command(msgspec.Struct, frozen=True, kw_only=True):
         verdicts: on each checkpoint that the host has reported.
         writes, pulls: the parts that the host has to make durable, and to copy.
         mirror: the parts that it has to write to the remote tier.
+        mirrored: the newest checkpoint of the timeline that the remote tier has; None: none is
+            known.
         is_settled: no checkpoint is pending, and the newest complete one is committed.
         is_closed: all ranks of the attempt have detached.
         deleted_everywhere: the checkpoints deleted from this host of which no host holds anything.
@@ -303,6 +305,7 @@ class Command(msgspec.Struct, frozen=True, kw_only=True):
     writes: tuple[WriteOrder, ...] = ()
     pulls: tuple[PullOrder, ...] = ()
     mirror: MirrorOrder | None = None
+    mirrored: CheckpointId | None = None
     is_settled: bool = False
     is_closed: bool = False
     deleted_everywhere: tuple[CheckpointId, ...] = ()
@@ -433,6 +436,8 @@ def _check(message: AnyMessage) -> None:
         if message.command.mirror is not None:
             _check_id(message.command.mirror.id)
             check_runs(message.command.mirror.ranks, PART_COUNT_MAX)
+        if message.command.mirrored is not None:
+            _check_id(message.command.mirrored)
         for ended in message.command.ended:
             check_runs(ended.ranks, message.rank_count)
         for deleted in message.command.deleted_everywhere:

@@ -50,6 +50,7 @@ class Mirror:
     Attributes:
         target: the checkpoint that is under way; None if there is none.
         round: the number of the present try; hosts begin anew with each.
+        newest: the newest checkpoint of the timeline that is there; None: none is known.
         committing: the checkpoint whose manifest is being written there.
         is_changed: orders have changed since the leader reset this.
     """
@@ -59,6 +60,7 @@ class Mirror:
         self.target: MirrorTarget | None = None
         self._next: MirrorTarget | None = None
         self.round = 0
+        self.newest: CheckpointId | None = None
         self.committing: CheckpointId | None = None
         self.is_changed = False
         self._shares: dict[str, _Share] | None = None
@@ -96,8 +98,15 @@ class Mirror:
         else:
             self._next = target if target.id != self.target.id else None
 
+    def found(self, newest: CheckpointId | None) -> None:
+        """Note the newest checkpoint of the timeline that is there."""
+        self.is_changed |= newest != self.newest
+        self.newest = newest
+
     def forget(self, checkpoint: CheckpointId) -> None:
         """Stop copying a checkpoint that was deleted."""
+        if self.newest == checkpoint:
+            self.found(None)
         if self._next is not None and self._next.id == checkpoint:
             self._next = None
         if self.target is not None and self.target.id == checkpoint:
@@ -146,6 +155,7 @@ class Mirror:
             shares = (self._shares or {}).values()
             host_count = sum(bool(share.done) for share in shares)
             written_bytes = sum(share.written_bytes for share in shares)
+            self.found(checkpoint)
             turn.act(MirrorEnded(checkpoint, host_count, written_bytes))
             self._begin(self._next)
             self._next = None

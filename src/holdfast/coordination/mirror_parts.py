@@ -1,4 +1,6 @@
-"""The parts of one checkpoint that one host writes to the remote tier, as its leader orders.
+"""The remote tier as one host sees it: the parts that it writes there, and what is there.
+
+Both are what its leader orders and reports.
 
 Invariants:
 - Another checkpoint or round replaces what is under way, and its outcomes are ignored from then on.
@@ -7,17 +9,23 @@ Invariants:
 
 from __future__ import annotations
 
-from holdfast.coordination.effects import MirrorParts
+from holdfast.coordination.effects import MirrorParts, ReportMirrored
 from holdfast.coordination.inputs import MirrorPartsFailed, MirrorPartWritten
 from holdfast.coordination.messages import REASON_CHARS_MAX, Mirrored, MirrorOrder
 from holdfast.coordination.rank_runs import ranks_in, runs_of
 from holdfast.coordination.turn import Turn
+from holdfast.format.names import CheckpointId
 
 
 class MirrorShare:
-    """What one host has of an order for the remote tier."""
+    """What one host has of an order for the remote tier.
+
+    Attributes:
+        newest: the newest checkpoint of the timeline that is there; None: none is known.
+    """
 
     def __init__(self) -> None:
+        self.newest: CheckpointId | None = None
         self._order: MirrorOrder | None = None
         self._asked: set[int] = set()
         self._done: set[int] = set()
@@ -54,9 +62,16 @@ class MirrorShare:
             turn.act(MirrorParts(order.id, order.round, new))
         return order != before
 
+    def learn_newest(self, turn: Turn, newest: CheckpointId | None) -> None:
+        """Take the leader's report of what is there."""
+        if newest is not None and newest != self.newest:
+            turn.act(ReportMirrored(newest))
+        self.newest = newest
+
     def release(self, turn: Turn) -> None:
-        """Stop writing: another attempt has begun."""
+        """Stop writing: another attempt has begun, maybe from a checkpoint that is not there."""
         self.apply_order(turn, None)
+        self.newest = None
 
     def part_written(self, item: MirrorPartWritten) -> None:
         """Note that a part is there."""

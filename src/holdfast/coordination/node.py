@@ -231,6 +231,8 @@ class Node:
         match item:
             case inputs.MirrorWanted() if leader is not None:
                 leader.mirror.want(item.target)
+            case inputs.MirrorFound() if leader is not None:
+                leader.mirror.found(item.id)
             case inputs.MirrorUnwanted() if leader is not None:
                 leader.mirror.forget(item.id)
             case inputs.MirrorPartWritten():

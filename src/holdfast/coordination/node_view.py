@@ -40,12 +40,14 @@ class CopyProgress:
     """The copies to the remote tier, as their leader knows them.
 
     Attributes:
+        newest: the newest checkpoint of the timeline that is there; None: none is known.
         ids: the checkpoints that are under way or wait.
         target: the one that is under way; None if there is none.
         done_count: how many of its parts are there.
         is_trying: one is under way whose last try has not failed.
     """
 
+    newest: CheckpointId | None
     ids: frozenset[CheckpointId]
     target: MirrorTarget | None
     done_count: int
@@ -116,6 +118,8 @@ class NodeView:
             Of what is held here, the newer attempt needs nothing that it has not been sent: that
             attempt's record names its origin. Without other hosts nothing here is ever needed.
         is_mirroring: this host has work for the remote tier: parts to write, or copies to lead.
+        mirrored: the newest checkpoint of the timeline that the remote tier has, by the leader's
+            orders; None: none is known.
         is_writing: it writes parts or a manifest to the durable tier.
         is_writing_whole: it does so for a checkpoint that needs no part any more: an end is near.
         is_preemption_confirmed: every host has accepted the preemption target that is set here.
@@ -134,6 +138,7 @@ class NodeView:
     is_closed: bool
     is_superseded: bool
     is_mirroring: bool
+    mirrored: CheckpointId | None
     is_writing: bool
     is_writing_whole: bool
     is_preemption_confirmed: bool
@@ -183,6 +188,7 @@ def view_of(roles: HostRoles, now_secs: float) -> NodeView:
         is_closed=follower.is_closed,
         is_superseded=leader is None and follower.attempt > own_attempt,
         is_mirroring=is_copying or not follower.mirror.is_settled,
+        mirrored=follower.mirror.newest,
         is_writing=inventory.is_writing or is_committing,
         is_writing_whole=inventory.is_writing_whole or is_committing,
         is_preemption_confirmed=follower.cells.is_confirmed(TargetKind.PREEMPTION),
@@ -231,7 +237,9 @@ def _leader_view(leader: Leader) -> LeaderView:
         targets=frozenset(kind for kind in TargetKind if leader.targets.is_under_way(kind)),
         has_copies=leader.table.required > 1,
         save_cost_secs=leader.save_cost_secs,
-        copies=CopyProgress(mirror.ids, mirror.target, len(mirror.done), mirror.is_trying),
+        copies=CopyProgress(
+            mirror.newest, mirror.ids, mirror.target, len(mirror.done), mirror.is_trying
+        ),
         checkpoints=tuple(
             TrackedCheckpoint(
                 entry.id,

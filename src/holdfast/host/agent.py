@@ -35,6 +35,7 @@ from holdfast.host.trainers.sessions import TrainerSessions
 from holdfast.host.wire.agent_directory import GROUP, WORDS
 from holdfast.host.wire.control_block import create_cells, next_incarnation
 from holdfast.host.wire.group_record import read_record
+from holdfast.host.wire.protocol import Notice
 from holdfast.observe.events.schema import RamAdopted
 from holdfast.observe.run_status import HostStatus
 from holdfast.peers.address import parsed_addresses
@@ -58,6 +59,7 @@ Report = (
     | effects.DeleteConfirmed
     | effects.Reached
     | effects.MirrorEnded
+    | effects.ReportMirrored
     | effects.HostSilent
     | effects.HostHeard
     | effects.LeaderChanged
@@ -344,6 +346,8 @@ class Agent:
                 self.save_tracker.reached(effect)
             case effects.MirrorEnded():
                 self.mirroring.on_ended(effect)
+            case effects.ReportMirrored():
+                self.trainers.notices.post(Notice(kind="uploaded", id=effect.id))
             case (
                 effects.HostSilent()
                 | effects.HostHeard()

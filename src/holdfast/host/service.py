@@ -194,9 +194,8 @@ class Service:
             await self._agent.mirroring.remove_remote(checkpoint)
         return protocol.Empty()
 
-    async def upload(self, request: protocol.Empty, pid: int) -> protocol.Empty:
-        self._agent.mirroring.want_newest()
-        return protocol.Empty()
+    async def upload(self, request: protocol.Upload, pid: int) -> protocol.Uploaded:
+        return self._agent.mirroring.upload(request.id)
 
     async def peers(self, request: protocol.Empty, pid: int) -> protocol.PeerAddresses:
         addresses = self._agent.network.peers.addresses()
@@ -366,6 +365,6 @@ def call_server(service: Service, body_secs: float = BODY_SECS) -> SocketServer:
         "metrics": (protocol.Empty, service.metrics),
         "steps": (protocol.Empty, service.steps),
         "stop": (protocol.Stop, service.stop),
-        "upload": (protocol.Empty, service.upload),
+        "upload": (protocol.Upload, service.upload),
     }
     return serve_calls(calls, body_secs)

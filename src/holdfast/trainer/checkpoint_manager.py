@@ -55,7 +55,6 @@ from holdfast.trainer.restorer import Restorer
 from holdfast.trainer.save.overhead import OverheadMeter, meter_for
 from holdfast.trainer.save.patience import SAVE_PATIENCE_SECS, Patience
 from holdfast.trainer.save.progress import STOPPED_BY, Progress
-from holdfast.trainer.save.remote_wait import wait_for_newest
 from holdfast.trainer.save.save_schedule import SaveSchedule
 from holdfast.trainer.save.saver import Saver, SaveRequest, report_all, report_unknown
 from holdfast.trainer.save.user_policies import UserPolicyThread, history, user_policies
@@ -534,6 +533,7 @@ class CheckpointManager:
 
         Raises:
             SaveFailedError: Saves failed, were dropped or are not confirmed, or no agent answers.
+            AgentUnavailableError: No agent answers, with `remote`.
             WaitTimeoutError: The timeout has passed. Saving continues.
             WaitInterruptedError: A preemption signal arrived during the call. Saving continues.
             InvalidArgumentError: The timeout is invalid.
@@ -550,7 +550,7 @@ class CheckpointManager:
             if remote:
                 if checked_secs is not None:
                     checked_secs -= min(self._clock.monotonic() - began_secs, checked_secs)
-                wait_for_newest(self._session, self._run, checked_secs, self._clock)
+                self._patience.await_upload(self._run, checked_secs)
 
     def delete(self, step: int) -> None:
         """Remove the checkpoint of `step` from every tier, on all hosts.

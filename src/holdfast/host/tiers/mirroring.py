@@ -31,7 +31,7 @@ from holdfast.errors import (
     NotARunError,
     StorageError,
 )
-from holdfast.format.names import CheckpointId
+from holdfast.format.names import CheckpointId, age_of
 from holdfast.format.records import Manifest
 from holdfast.host.driver.agent_run import AgentRun, RemoteTarget
 from holdfast.host.driver.attached_trainers import AttachedTrainers
@@ -39,7 +39,7 @@ from holdfast.host.driver.driver import Driver
 from holdfast.host.tiers.daemon_threads import in_thread
 from holdfast.host.tiers.mirror_worker import MirrorWorker
 from holdfast.host.tiers.storage_worker import StorageWorker
-from holdfast.host.wire.protocol import Notice, RemoteStatus
+from holdfast.host.wire.protocol import Notice, RemoteStatus, Uploaded
 from holdfast.observe.events.schema import (
     CheckpointUploaded,
     PreservationFailed,
@@ -170,6 +170,7 @@ class Mirroring:
         if not self._is_known and self._run.clock.monotonic() >= self._retry_at_secs:
             await self._read_newest(remote)
         if self._is_known and self._may_copy():
+            self._submit_newest()
             self._choose()
 
     def on_committed(self, manifest: Manifest) -> None:
@@ -198,8 +199,17 @@ class Mirroring:
         self._hold()
         self._changed.set()
 
-    def want_newest(self) -> None:
-        """Copy the newest checkpoint, whatever the policy says, where this host leads."""
+    def upload(self, checkpoint: CheckpointId) -> Uploaded:
+        """Return whether the tier has a checkpoint, the newest one of the durable tier.
+
+        If not, it is copied, whatever the policy says, where this host leads.
+        """
+        is_there = age_of(self._driver.view.mirrored) >= checkpoint.age
+        if not is_there:
+            self._want_newest()
+        return Uploaded(is_there=is_there, problem=self._problem)
+
+    def _want_newest(self) -> None:
         self._wants_newest = True
         self._changed.set()
 
@@ -211,7 +221,7 @@ class Mirroring:
         now_secs = self._run.clock.monotonic()
         if self._alone_since_secs is None:
             self._alone_since_secs = now_secs
-            self.want_newest()
+            self._want_newest()
         if self._failing_since_secs is not None:
             # A failure while trainers lived says little: it may end soon.
             since_secs = max(self._failing_since_secs, self._alone_since_secs)
@@ -348,6 +358,13 @@ class Mirroring:
             request = self._asked.pop(checkpoint)
             if self._target is None or self._target.id < checkpoint:
                 self._target = request.checkpoint
+
+    def _submit_newest(self) -> None:
+        """Submit what the tier has, if the present leader does not know it: for the other hosts."""
+        copies, uploaded = self._driver.view.lead.copies, self._uploaded
+        newest = uploaded.id if uploaded is not None else None
+        if copies is not None and copies.newest != newest:
+            self._driver.submit(inputs.MirrorFound(newest))
 
     def _copied(self) -> frozenset[CheckpointId]:
         copies = self._driver.view.lead.copies

@@ -17,7 +17,7 @@ from holdfast.format.names import PART_COUNT_MAX, STEP_MAX, AttemptId, Checkpoin
 from holdfast.format.records import AttemptRecord
 from holdfast.observe.events.schema import TrainerEvent
 
-PROTOCOL_VERSION = 11
+PROTOCOL_VERSION = 12
 
 PENDING_COUNT_MIN = 3
 PENDING_COUNT_MAX = 32
@@ -277,9 +277,9 @@ class Notice(msgspec.Struct, frozen=True, kw_only=True):
     """One event for the trainers.
 
     Attributes:
-        kind: for a checkpoint: protected, committed, preserved, failed, dropped, deleted, left
-            behind (by ranks that went back to an earlier one), judge. Otherwise: fenced, gone,
-            warning, information, lost (the run's directory).
+        kind: for a checkpoint: protected, committed, preserved, uploaded (the remote tier has it),
+            failed, dropped, deleted, left behind (by ranks that went back to an earlier one),
+            judge. Otherwise: fenced, gone, warning, information, lost (the run's directory).
         data: for `committed`: set if this agent wrote the commit; it then posts `preserved` once
             the preservation policy was applied or has failed. For `gone` and `fenced`: the group of
             the trainers. For `judge`: the checkpoints of the timeline after the commit `id`.
@@ -370,6 +370,23 @@ class Detached(msgspec.Struct, frozen=True, kw_only=True):
 
 class Stop(msgspec.Struct, frozen=True, kw_only=True):
     """Make the agent persist its data, clear its RAM and exit."""
+
+
+class Upload(msgspec.Struct, frozen=True, kw_only=True):
+    """Ask for the copy of a checkpoint to the remote tier, the newest one in the durable tier."""
+
+    id: CheckpointId
+
+
+class Uploaded(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether the remote tier has the checkpoint, or a later one, as far as this agent knows.
+
+    A notice `uploaded` follows when it gets one. `problem` is why the last copy failed, where this
+    agent leads the run; empty if it did not.
+    """
+
+    is_there: bool
+    problem: str = ""
 
 
 class PeerAddresses(msgspec.Struct, frozen=True, kw_only=True):

@@ -16,14 +16,18 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 from collections.abc import Callable, Iterator
 
 from holdfast import waits
 from holdfast.clock import Clock
+from holdfast.engine.lifecycle.attempts import read_attempts
+from holdfast.engine.lifecycle.newest import newest_committed
 from holdfast.errors import HoldfastError, WaitInterruptedError, WaitTimeoutError
-from holdfast.host.wire.protocol import Empty, EventReport, QuietHosts
+from holdfast.host.wire.protocol import Empty, EventReport, QuietHosts, Upload, Uploaded
 from holdfast.observe.events.schema import SHOWN_MAX, LeftUnfinished
 from holdfast.trainer.opening.agent_session import AgentSession
+from holdfast.trainer.opening.opening import OpenRun
 from holdfast.trainer.save.progress import STEPS_SHOWN_MAX, Progress
 from holdfast.trainer.save.save_schedule import SaveSchedule
 
@@ -43,6 +47,10 @@ By then an agent knows of a host that was lost just before, in jobs of up to 200
 """
 LEAVE_SECS = 1.0
 """How long each call waits after a signal has ended another one."""
+LOOK_SECS = 1.0
+"""How long an agent has to learn what is in the remote tier, also with a timeout of 0."""
+ASK_SECS = 5.0
+"""How often it is asked again whether the newest checkpoint is there."""
 SAVE_PATIENCE_SECS = 10.0
 """How much longer a call of `save` waits after a signal: a preemption needs its checkpoint."""
 
@@ -146,6 +154,38 @@ class Patience:
         except (WaitTimeoutError, WaitInterruptedError) as error:
             self._report(error)
             raise
+
+    def await_upload(self, run: OpenRun, timeout_secs: float | None) -> None:
+        """Have the newest durable checkpoint copied to the remote tier, and wait for that.
+
+        The agent knows whether it is there. Each notice of a copy is a reason to ask it, and it is
+        asked every `ASK_SECS` besides: another agent may have taken its place.
+
+        Raises:
+            WaitTimeoutError: The timeout has passed; the agents go on.
+            AgentUnavailableError: No agent answers.
+            CheckpointDamagedError, StorageError: The durable tier cannot be read.
+        """
+        newest = newest_committed(run.durable, read_attempts(run.durable))
+        if newest is None or run.remote is None:
+            return
+        secs = math.inf if timeout_secs is None else max(timeout_secs, LOOK_SECS)
+        until_secs = self._clock.monotonic() + secs
+        while True:
+            seen_count = self._progress.upload_count
+            answer = self._session.call("upload", Upload(id=newest), Uploaded)
+            left_secs = until_secs - self._clock.monotonic()
+            if answer.is_there:
+                return
+            if left_secs <= 0:
+                problem = answer.problem or "it is being copied, or waits for that"
+                raise WaitTimeoutError(
+                    f"wait for step {newest.step} in the remote tier "
+                    f"{run.remote.home.location_text}: it is not there after "
+                    f"{round(timeout_secs or 0, 1):g} s ({problem}); the agents go on, see "
+                    "`holdfast status`"
+                )
+            self._progress.wait_uploaded(seen_count, min(left_secs, ASK_SECS))
 
     def unfinished_text(self) -> str:
         """Return, as text for users, what has not ended and where the next start continues."""

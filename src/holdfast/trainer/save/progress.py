@@ -111,6 +111,7 @@ class Progress:
         """The newest checkpoint that was reported as committed, until it is deleted."""
         self._unpreserved: set[CheckpointId] = set()
         self._preserved: deque[CheckpointId] = deque(maxlen=PRESERVED_MAX)
+        self._upload_count = 0
 
     @property
     def has_failed(self) -> bool:
@@ -235,6 +236,10 @@ class Progress:
                 self.fail_save(checkpoint, notice.reason)
             case "dropped":
                 self.drop(checkpoint, notice.reason)
+            case "uploaded":
+                with self._changed:
+                    self._upload_count += 1
+                    self._changed.notify_all()
             case "preserved":
                 self._preservation_ended(checkpoint)
             case "protected":
@@ -544,6 +549,17 @@ class Progress:
 
         with self._changed:
             return waits.wait_for(self._changed, has_ended, timeout_secs)
+
+    @property
+    def upload_count(self) -> int:
+        """How many checkpoints were reported as being in the remote tier."""
+        with self._changed:
+            return self._upload_count
+
+    def wait_uploaded(self, seen_count: int, timeout_secs: float) -> None:
+        """Wait until more than `seen_count` checkpoints were reported there, or the timeout."""
+        with self._changed:
+            waits.wait_for(self._changed, lambda: self._upload_count > seen_count, timeout_secs)
 
     def wait_until_finished(
         self, timeout_secs: float | None, watch: Callable[[], None] = lambda: None
