@@ -42,7 +42,7 @@ class Careless(ObjectServer):
 def test_a_service_where_every_creator_wins_is_refused() -> None:
     server = Careless()
     with pytest.raises(StorageRefusedError, match="found that 4 did"):
-        open_bucket(server).check_creation()
+        open_bucket(server).prepare_place()
     assert not server.objects
 
 
@@ -50,7 +50,7 @@ def test_a_service_where_one_creator_wins_is_accepted(every_url: str) -> None:
     scheme, _, rest = every_url.partition("://")
     bucket, _, prefix = rest.partition("/")
     store = open_at(f"{scheme}://{bucket}", f"{prefix}/")
-    store.check_creation()
+    store.prepare_place()
     assert not [*store.list("leases")]
     assert store.is_unused()
 

@@ -14,10 +14,17 @@ from pathlib import Path
 import pytest
 
 from holdfast.clock import SystemClock
-from holdfast.errors import HoldfastError, ObjectNotFoundError, OutOfSpaceError, StorageError
+from holdfast.errors import (
+    HoldfastError,
+    NotARunError,
+    ObjectNotFoundError,
+    OutOfSpaceError,
+    StorageError,
+)
 from holdfast.store import object_folder
 from holdfast.store.disk import DiskStore
 from holdfast.store.file_system import LocalFileSystem
+from holdfast.store.free_names import UNFINISHED
 from holdfast.store.object_folder import make_folder
 from holdfast.testing.block_source import BlockSource, SourceFailedError, fail
 from holdfast.testing.crash_states import materialise, power_losses
@@ -340,3 +347,22 @@ def test_a_file_system_that_refuses_direct_writes_and_syncs_of_folders_works_and
         f"sync the folder {tmp_path}:",
         f"write to {tmp_path / 'run'}:",
     ]
+
+
+def test_a_place_is_unused_until_something_whole_is_stored_there(tmp_path: Path) -> None:
+    store = DiskStore(tmp_path / "outer" / "run", SystemClock())
+    assert store.is_unused()
+    for _ in range(2):
+        # Two processes may prepare it at the same time.
+        store.prepare_place()
+        assert store.is_unused()
+    (store.root / f".record.1{UNFINISHED}").touch()
+    assert store.is_unused()
+    assert not store.has_object("record.json")
+    store.put("record.json", b"{}")
+    assert store.has_object("record.json")
+    assert not store.is_unused()
+    with pytest.raises(NotARunError, match="expected a directory, found a file"):
+        DiskStore(store.root / "record.json", SystemClock()).is_unused()
+    with pytest.raises(StorageError):
+        DiskStore(store.root / "record.json" / "run", SystemClock()).prepare_place()

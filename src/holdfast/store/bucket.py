@@ -330,7 +330,7 @@ class BucketStore:
     def is_unused(self) -> bool:
         """Return whether nothing is stored below the prefix, except what is renewed or temporary.
 
-        Another process that opens the prefix may be at `check_creation`.
+        Another process that opens the prefix may be at `prepare_place`.
         """
         return all(stored.key.startswith(f"{LEASES}/") for stored in self._listed(self._prefix))
 
@@ -342,7 +342,7 @@ class BucketStore:
             return False
         return True
 
-    def check_creation(self) -> None:
+    def prepare_place(self) -> None:
         """Check that of several creators of one object, all at once, one wins.
 
         Attempts are told apart by that alone, and some services ignore the condition.

@@ -22,7 +22,13 @@ from itertools import pairwise
 from pathlib import Path
 
 from holdfast.clock import Clock
-from holdfast.errors import HoldfastError, StorageError
+from holdfast.errors import (
+    HoldfastError,
+    NotARunError,
+    ObjectNotFoundError,
+    StorageError,
+    translated,
+)
 from holdfast.format.buffers import Buffer
 from holdfast.format.part_layout import DURABLE
 from holdfast.store.contract import (
@@ -43,7 +49,8 @@ from holdfast.store.direct_io import (
 )
 from holdfast.store.file_system import LOCAL, FileSystem
 from holdfast.store.fleeting_files import FleetingFiles
-from holdfast.store.object_folder import ObjectFolder
+from holdfast.store.free_names import UNFINISHED
+from holdfast.store.object_folder import ObjectFolder, make_folder
 from holdfast.store.run_directory import RunDirectory
 
 STAGING_SIZE_BYTES = 4 * 1024 * 1024
@@ -123,6 +130,33 @@ class DiskStore:
                 raise StorageError(
                     f"write to {folder.root}: it was moved to {self.root} meanwhile; try again"
                 )
+
+    def is_unused(self) -> bool:
+        """Return whether the directory is missing, or has nothing that is whole.
+
+        A crash during the creation of a run can leave an unfinished record and nothing else.
+        """
+        with translated("open", self.root):
+            if not self.root.exists():
+                return True
+            if not self.root.is_dir():
+                raise NotARunError(f"open {self.root}: expected a directory, found a file")
+            return all(map(_is_unfinished, self.root.iterdir()))
+
+    def prepare_place(self) -> None:
+        """Create the directory."""
+        try:
+            with translated("create", self.root):
+                make_folder(self._files, self.root, self.root.parent, durable=True)
+        except ObjectNotFoundError as error:
+            raise StorageError(
+                f"create {self.root}: the directory cannot be made there ({error.__cause__}); "
+                "check the path"
+            ) from error
+
+    def has_object(self, key: str) -> bool:
+        """Return whether the key has an object."""
+        return os.path.isfile(self.root / key)
 
     def put(self, key: str, source: Source | Buffer) -> None:
         source = source_of(source)
@@ -227,6 +261,10 @@ def _create(folder: ObjectFolder, path: Path, *, is_direct: bool) -> tuple[int, 
     with contextlib.suppress(FileNotFoundError):
         folder.files.unlink(path)
     return folder.create_file(path, 0), False
+
+
+def _is_unfinished(path: Path) -> bool:
+    return path.name.startswith(".") and path.name.endswith(UNFINISHED)
 
 
 def _blocks_ahead(source: Source) -> Generator[memoryview]:

@@ -108,6 +108,29 @@ class DurableStore(Store, Protocol):
         """How many requests this process has made to a service; None: there is no service."""
         ...
 
+    def is_unused(self) -> bool:
+        """Return whether nothing is stored here, except what is renewed or temporary.
+
+        Raises:
+            NotARunError: The place can be none of a run.
+            StorageError: It cannot be read.
+        """
+        ...
+
+    def prepare_place(self) -> None:
+        """Prepare an unused place for a new run, and check that one can be kept there.
+
+        Another process may prepare it at the same time.
+
+        Raises:
+            StorageError: The place cannot be created, or cannot keep a run.
+        """
+        ...
+
+    def has_object(self, key: str) -> bool:
+        """Return whether the key has an object."""
+        ...
+
     @property
     def fleeting(self) -> FleetingStore:
         """The run's objects that need not last, below the same keys."""

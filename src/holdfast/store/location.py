@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import re
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import xxhash
@@ -31,6 +32,8 @@ STATE_VARIABLE = "HOLDFAST_STATE"
 _URL = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*)://(?P<rest>.*)", re.DOTALL)
 _ONE_SLASH = re.compile(r"(s3|gs|az):/(?!/)")
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,221}")
+OUTER_MAX = 8
+"""How many prefixes above a URL's own may be of a run that it is inside of."""
 SCHEMES = ("s3", "gs", "az")
 _REFUSED = '?#%\\{}^`[]"<>~|*'
 """Characters that clients of services encode, each in its own way."""
@@ -97,6 +100,19 @@ class RunLocation:
         scheme, _, rest = self.text.partition("://")
         bucket, _, prefix = rest.partition("/")
         return f"{scheme}://{bucket}", prefix
+
+    def outer(self) -> Iterator[RunLocation]:
+        """Yield the places that this one is inside of, the nearest first.
+
+        Those of a URL may take a request each, so they are at most `OUTER_MAX`.
+        """
+        if not self.is_url:
+            yield from (RunLocation(str(parent)) for parent in Path(self.text).parents)
+            return
+        bucket, prefix = self.bucket_and_prefix()
+        segments = prefix.split("/")[:-1]
+        for count in range(len(segments), max(0, len(segments) - OUTER_MAX), -1):
+            yield RunLocation("/".join((bucket, *segments[:count])))
 
     def overlaps(self, other: RunLocation) -> bool:
         """Return whether the two are one place, or one of them is inside the other."""

@@ -6,7 +6,6 @@ import contextlib
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 from msgspec import structs
 
@@ -28,11 +27,9 @@ from holdfast.engine.tiers.shared_attempts import check_common, share_attempts
 from holdfast.errors import (
     InvalidArgumentError,
     NotARunError,
-    ObjectNotFoundError,
     RunBusyError,
     StorageError,
     StorageRefusedError,
-    translated,
 )
 from holdfast.format.json_codec import decode
 from holdfast.format.names import RUN_FILE, CheckpointId
@@ -40,20 +37,14 @@ from holdfast.format.part_layout import REMOTE
 from holdfast.format.records import RunRecord
 from holdfast.format.sealed import seal
 from holdfast.format.timeline import on_timeline
-from holdfast.store.bucket import BucketStore
 from holdfast.store.durable import DurableStore
-from holdfast.store.file_system import LOCAL
-from holdfast.store.free_names import UNFINISHED
 from holdfast.store.location import RunLocation, open_durable
-from holdfast.store.object_folder import make_folder
 from holdfast.trainer.opening.moved_runs import claim_ram, find_with_ram
 from holdfast.trainer.opening.rendezvous import Rendezvous, json_text
 from holdfast.trainer.opening.shared_root import Sighting, check_shared, look_for
 
 log = logging.getLogger(__name__)
 
-OUTER_MAX = 8
-"""How many prefixes above a new run are looked at for another run."""
 OPEN_SECS = 600.0
 """How long the processes wait for each other, since some may start later than others."""
 
@@ -337,19 +328,19 @@ def _find(durable: DurableStore, clock: Clock) -> _Found | None:
         NotARunError: The place has something else, or an unfinished copy.
     """
     location = RunLocation(durable.home.location_text)
-    if isinstance(durable, BucketStore):
-        record = _find_in_bucket(durable, location, clock)
-    elif _is_new_directory(location.folder):
-        record = None
-    else:
+    try:
+        record = read_run(durable, location.text)
+    except NotARunError:
+        if durable.is_unused():
+            _prepare_new(durable, location, clock)
+            return None
+        # Another start may have created the run since it was read.
         try:
             record = read_run(durable, location.text)
         except NotARunError as error:
-            if location.record.exists():
+            if durable.has_object(RUN_FILE):
                 raise
-            raise _used(location) from error
-    if record is None:
-        return None
+            raise _used(durable) from error
     if record.is_unfinished_copy:
         place = durable.home.location_text
         raise NotARunError(
@@ -380,13 +371,10 @@ def open_copy(place: object, record: RunRecord, clock: Clock) -> DurableStore:
     location = RunLocation.parse(place)
     durable = open_durable(location.text, clock)
     location.make_folder()
-    if isinstance(durable, BucketStore):
-        if durable.is_unused():
-            durable.check_creation()
-        elif not durable.has_object(RUN_FILE):
-            raise _used_prefix(location)
-    elif not _is_new_directory(location.folder) and not location.record.exists():
-        raise _used(location)
+    if durable.is_unused():
+        _prepare_new(durable, location, clock)
+    elif not durable.has_object(RUN_FILE):
+        raise _used(durable)
     begun = structs.replace(record, is_unfinished_copy=True)
     durable.put_if_absent(RUN_FILE, seal(begun))
     found = read_run_record(durable, location.text)
@@ -410,36 +398,12 @@ def end_copy(durable: DurableStore, record: RunRecord) -> None:
     durable.put(RUN_FILE, seal(record))
 
 
-def _used(location: RunLocation) -> NotARunError:
+def _used(durable: DurableStore) -> NotARunError:
+    kind, content = ("prefix", "objects") if durable.is_remote else ("directory", "files")
     return NotARunError(
-        f"open {location}: expected a run or an empty directory, found files but no "
-        f"{RUN_FILE}; choose a new directory, or the run's own"
+        f"open {durable.home.location_text}: expected a run or an empty {kind}, found {content} "
+        f"but no {RUN_FILE}; choose a new {kind}, or the run's own"
     )
-
-
-def _used_prefix(location: RunLocation) -> NotARunError:
-    return NotARunError(
-        f"open {location}: expected a run or an empty prefix, found objects but no {RUN_FILE}; "
-        "choose a new prefix, or the run's own"
-    )
-
-
-def _find_in_bucket(bucket: BucketStore, location: RunLocation, clock: Clock) -> RunRecord | None:
-    try:
-        found = read_run(bucket, location.text)
-    except NotARunError:
-        if bucket.is_unused():
-            bucket.check_creation()
-            _warn_of_outer(location, _outer_prefix(location, clock))
-            return None
-        # Another start may have created the run since it was read.
-        try:
-            found = read_run(bucket, location.text)
-        except NotARunError as error:
-            if bucket.has_object(RUN_FILE):
-                raise
-            raise _used_prefix(location) from error
-    return found
 
 
 def _create_like(durable: DurableStore, other: RunRecord | None, clock: Clock) -> RunRecord:
@@ -450,56 +414,19 @@ def _create_like(durable: DurableStore, other: RunRecord | None, clock: Clock) -
     return settle(durable, record, find(durable, record, clock), clock)
 
 
-def _is_new_directory(directory: Path) -> bool:
-    """Return whether the directory holds no run yet; make it then."""
-    with translated("open", directory):
-        if directory.exists() and not directory.is_dir():
-            raise NotARunError(f"open {directory}: expected a directory, found a file")
-        # A crash during the creation can leave an unfinished record and nothing else, so such a
-        # directory counts as new.
-        if directory.exists() and not all(map(_is_unfinished, directory.iterdir())):
-            return False
-    try:
-        with translated("create", directory):
-            make_folder(LOCAL, directory, directory.parent, durable=True)
-    except ObjectNotFoundError as error:
-        raise StorageError(
-            f"create {directory}: the directory cannot be made there ({error.__cause__}); check "
-            "the path"
-        ) from error
-    parents = map(str, directory.absolute().parents)
-    outer = next((p for p in parents if RunLocation(p).record.is_file()), None)
-    _warn_of_outer(directory, outer)
-    return True
+def _prepare_new(durable: DurableStore, location: RunLocation, clock: Clock) -> None:
+    """Prepare a place for a new run; warn if it is inside another one.
 
-
-def _outer_prefix(location: RunLocation, clock: Clock) -> str | None:
-    """Return the URL of the run whose prefix has this one, the nearest; None if there is none.
-
-    It takes a request for each segment of the prefix, so only a new run looks. A prefix that
-    the credentials may not read counts as none.
+    An outer place that may not be read counts as none.
     """
-    bucket, prefix = location.bucket_and_prefix()
-    segments = prefix.split("/")[:-1]
-    for count in range(len(segments), max(0, len(segments) - OUTER_MAX), -1):
-        place = "/".join((bucket, *segments[:count]))
+    durable.prepare_place()
+    for outer in location.outer():
         with contextlib.suppress(StorageRefusedError):
-            store = open_durable(place, clock)
-            assert isinstance(store, BucketStore)
-            if store.has_object(RUN_FILE):
-                return place
-    return None
-
-
-def _warn_of_outer(place: object, outer: str | None) -> None:
-    if outer is not None:
-        log.warning(
-            "the new run %s is inside another run, %s: what removes or copies that one also "
-            "removes or copies this one; give each run a place of its own",
-            place,
-            outer,
-        )
-
-
-def _is_unfinished(path: Path) -> bool:
-    return path.name.startswith(".") and path.name.endswith(UNFINISHED)
+            if open_durable(outer.text, clock).has_object(RUN_FILE):
+                log.warning(
+                    "the new run %s is inside another run, %s: what removes or copies that one "
+                    "also removes or copies this one; give each run a place of its own",
+                    location,
+                    outer,
+                )
+                return

@@ -20,8 +20,8 @@ from holdfast.engine.lifecycle.catalog import list_checkpoints
 from holdfast.errors import HoldfastError, NotARunError, ObjectNotFoundError
 from holdfast.format.names import LEASES
 from holdfast.quantities import size_text
-from holdfast.store.bucket import BucketStore
 from holdfast.store.direct_io import ALIGNMENT_BYTES
+from holdfast.store.durable import DurableStore
 from holdfast.store.location import RunLocation, open_durable
 from holdfast.store.mounts import file_system_type, has_lasting_inodes
 from holdfast.trainer.opening.check_results import (
@@ -188,15 +188,14 @@ def _check_bucket(location: RunLocation, clock: Clock) -> Iterator[CheckResult]:
     subject = f"bucket, {location}"
     try:
         store = open_durable(location.text, clock)
-        assert isinstance(store, BucketStore)
-        store.check_creation()
+        store.prepare_place()
         yield passed(subject, "of several creators of an object one wins")
         yield from _check_requests(subject, store, clock)
     except HoldfastError as error:
         yield failed(subject, str(error), "docs/buckets.md has the set-up and the permissions")
 
 
-def _check_requests(subject: str, store: BucketStore, clock: Clock) -> Iterator[CheckResult]:
+def _check_requests(subject: str, store: DurableStore, clock: Clock) -> Iterator[CheckResult]:
     token = clock.new_token()
     small, large = f"{LEASES}/doctor-{token}.json", f"{LEASES}/doctor-{token}.large"
     try:
