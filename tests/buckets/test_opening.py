@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -51,26 +50,6 @@ def test_opening_and_resuming_takes_13_requests_and_those_of_the_image(
     # Its properties, the header and the bytes.
     assert len(of_image) <= 3, of_image
     assert len(opening) - len(of_image) <= 13, "\n".join(opening)
-
-
-def test_opening_and_resuming_with_a_remote_tier_takes_so_many_requests_to_it(
-    one_host: Host, proxy: FaultProxy, proxied_url: str, tmp_path: Path
-) -> None:
-    run = tmp_path / "run"
-    with CheckpointManager(run, remote=proxied_url) as manager:
-        manager.resume(small(0))
-        for step in range(1, 4):
-            manager.save(step, small(step), force=True)
-        manager.wait_until_finished(60, remote=True)
-    run_command("stop", str(run))
-    proxy.requests.clear()
-    manager = CheckpointManager(run, remote=proxied_url)
-    step, _ = manager.resume(small(0))
-    opening = [f"{one.method} {one.path}" for one in list(proxy.requests)]
-    manager.close()
-    assert step == 4
-    # The agent begins to look for what to copy before the restore has ended, or after it.
-    assert len(opening) <= 24, "\n".join(opening)
 
 
 def test_a_new_run_in_the_prefix_of_another_one_is_warned_of(

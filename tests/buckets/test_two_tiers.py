@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import tempfile
 import threading
@@ -21,12 +20,12 @@ from holdfast.engine.lifecycle.catalog import list_checkpoints
 from holdfast.errors import StorageError, WaitTimeoutError
 from holdfast.policy.save_decision_policy import FixedIntervalPolicy
 from holdfast.store.location import open_durable
-from tests.attempts import folder_of
+from holdfast.trainer.opening.opening import open_run
+from holdfast.trainer.opening.rendezvous import OneProcess, Rendezvous
 from tests.buckets.fault_proxy import FaultProxy, Request, running_proxy
 from tests.buckets.s3_server import BUCKET, running_server
-from tests.buckets.test_runs import check, run_command, state_of
-from tests.hosts import Host, events, is_running, wait_until
-from tests.manifests import manifest_path
+from tests.buckets.test_runs import check, state_of
+from tests.hosts import Host, is_running, wait_until
 
 
 def manager_of(fast: Path, url: str) -> CheckpointManager:
@@ -58,53 +57,6 @@ def check_remote(url: str, *, at_least: int) -> None:
             check(run.restore(step), step)
 
 
-def test_a_new_machine_goes_on_from_the_bucket_and_the_bucket_is_a_run_of_its_own(
-    one_host: Host, url: str, tmp_path: Path
-) -> None:
-    fast = tmp_path / "fast"
-    with manager_of(fast, url) as manager:
-        manager.resume(state_of(0))
-        save(manager, 0)
-    wait_until(lambda: committed_in(url) == [0])
-    assert main(["stop", str(fast)]) == 0
-    shutil.rmtree(fast)
-    check_remote(url, at_least=0)
-    with manager_of(fast, url) as manager:
-        first, state = manager.resume(state_of(7))
-        assert first == 1
-        assert manager.last_restore is not None
-        assert manager.last_restore.sources.keys() == {"remote"}
-        check(state, 0)
-        save(manager, 1)
-        wait_until(lambda: committed_in(url) == [0, 1])
-    assert main(["stop", str(fast)]) == 0
-    for place in (fast, url):
-        assert len(run_command("events", str(place), "--kind", "committed").splitlines()) == 2
-
-
-def test_steps_that_are_missing_or_damaged_in_the_directory_are_read_from_the_bucket(
-    one_host: Host, url: str, tmp_path: Path
-) -> None:
-    fast = tmp_path / "fast"
-    with manager_of(fast, url) as manager:
-        for step in (0, 1):
-            save(manager, step)
-            manager.wait_until_finished(30, remote=True)
-        assert main(["rm", url, "0", "--yes"]) == 1
-    assert main(["stop", str(fast)]) == 0
-    for step, harmed in ((0, "part-*"), (1, "image-*")):
-        (path,) = folder_of(fast, step).glob(harmed)
-        path.unlink()
-    manifest_path(fast, 0).unlink()
-    assert committed_in(str(fast)) == [1]
-    with holdfast.open_run(fast) as run:
-        for step in (0, 1):
-            check(run.restore(step), step)
-            assert run.metadata(step).step == step
-    assert main(["copy", str(fast), str(tmp_path / "copy"), "0"]) == 0
-    assert main(["verify", str(tmp_path / "copy")]) == 0
-
-
 def test_the_end_of_a_training_does_not_wait_for_a_bucket_that_does_not_answer(
     one_host: Host, proxy: FaultProxy, proxied_url: str, tmp_path: Path
 ) -> None:
@@ -125,38 +77,18 @@ def test_the_end_of_a_training_does_not_wait_for_a_bucket_that_does_not_answer(
     assert main(["stop", str(fast)]) == 0
     assert time.monotonic() - began < 40
     assert not one_host.agent_processes()
+    (text,) = [path.read_text() for path in (fast / "events").glob("agent-*.log")]
+    assert "leaves" in text.splitlines()[-1]
+    assert "Fatal" not in text
 
 
-def test_a_start_that_cannot_reach_the_bucket_says_what_to_do_and_one_without_it_trains(
-    one_host: Host, proxy: FaultProxy, proxied_url: str, tmp_path: Path
+def test_a_start_that_cannot_reach_the_bucket_says_what_to_do(
+    proxy: FaultProxy, proxied_url: str, tmp_path: Path
 ) -> None:
     proxy.choose = lambda request: "refused"
+    rendezvous = Rendezvous(OneProcess(), SystemClock())
     with pytest.raises(StorageError, match=r"open the remote tier of .*AccessDenied.*remote="):
-        manager_of(tmp_path / "fast", proxied_url)
-    with CheckpointManager(tmp_path / "fast") as manager:
-        assert manager.resume(state_of(0))[0] == 0
-
-
-def test_refused_requests_are_reported_once_and_training_goes_on(
-    one_host: Host, proxy: FaultProxy, proxied_url: str, tmp_path: Path
-) -> None:
-    fast = tmp_path / "fast"
-    with manager_of(fast, proxied_url) as manager:
-        manager.resume(state_of(0))
-        proxy.choose = lambda request: "refused" if request.method != "GET" else None
-        for step in range(2):
-            save(manager, step)
-        wait_until(lambda: bool(events(fast, "upload_failed")))
-        (remote,) = [agent.remote for agent in one_host.agents()]
-        assert remote is not None
-        assert "AccessDenied" in remote.problem
-        save(manager, 2)
-        wait_until(lambda: proxy.counts["refused"] >= 2)
-        assert committed_in(proxied_url) == []
-        assert len(events(fast, "upload_failed")) == 1
-        proxy.choose = lambda request: None
-        wait_until(lambda: committed_in(proxied_url)[-1:] == [2])
-    check_remote(proxied_url, at_least=2)
+        open_run(tmp_path / "fast", rendezvous, SystemClock(), proxied_url)
 
 
 def test_an_agent_killed_in_the_middle_of_an_upload_leaves_no_half_checkpoint(
@@ -181,33 +113,6 @@ def test_an_agent_killed_in_the_middle_of_an_upload_leaves_no_half_checkpoint(
         save(manager, 1)
         wait_until(lambda: committed_in(proxied_url)[-1:] == [1])
     check_remote(proxied_url, at_least=1)
-
-
-def test_stop_ends_an_agent_in_the_middle_of_an_upload_and_the_next_start_goes_on_with_it(
-    one_host: Host, proxy: FaultProxy, proxied_url: str, tmp_path: Path
-) -> None:
-    fast, begun = tmp_path / "fast", threading.Event()
-
-    def note(request: Request) -> None:
-        if "uploadId" in request.path:
-            begun.set()
-
-    with manager_of(fast, proxied_url) as manager:
-        manager.resume(state_of(0))
-        proxy.choose, proxy.rate = note, 4e6
-        save(manager, 0)
-        assert begun.wait(30)
-    began_secs = time.monotonic()
-    assert main(["stop", str(fast)]) == 0
-    assert time.monotonic() - began_secs < 15
-    proxy.rate = None
-    (log,) = (fast / "events").glob("agent-*.log")
-    assert "leaves" in log.read_text().splitlines()[-1]
-    assert "Fatal" not in log.read_text()
-    with manager_of(fast, proxied_url) as manager:
-        manager.resume(state_of(0))
-        wait_until(lambda: committed_in(proxied_url) == [0])
-    check_remote(proxied_url, at_least=0)
 
 
 @pytest.mark.soak

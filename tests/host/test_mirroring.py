@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -28,7 +29,8 @@ from holdfast.format.names import CheckpointId
 from holdfast.host.driver.agent_run import RemoteTarget
 from holdfast.host.tiers import mirror_worker
 from holdfast.host.tiers.mirroring import Mirroring
-from holdfast.host.wire.protocol import Uploaded
+from holdfast.host.wire.protocol import Delete, Uploaded
+from holdfast.observe.events.schema import RemoteDeleted
 from holdfast.observe.events.uploaded_segments import SegmentUploads
 from holdfast.policy.preservation_policy import LatestN
 from holdfast.policy.save_decision_policy import (
@@ -347,6 +349,63 @@ def test_a_time_based_policy_counts_from_the_last_uploaded_checkpoint(rig: Rig) 
     rig.host.clock.sleep(3600)
     rig.act()
     assert rig.steps() == [1, 3]
+
+
+def test_each_tier_keeps_by_its_own_policy(rig: Rig) -> None:
+    rig.use(FixedIntervalPolicy(3), keep=2)
+    for step in range(11):
+        rig.save(step)
+        rig.act()
+    assert rig.steps() == [6, 9]
+    assert rig.steps(rig.host.agent.run.durable) == [9, 10]
+    rig.check()
+    assert [event["step"] for event in rig.events("uploaded", 4)] == [0, 3, 6, 9]
+    dropped = [(event["step"], event["reason"]) for event in rig.events("remote_deleted", 2)]
+    assert dropped == [(0, "preservation"), (3, "preservation")]
+
+
+def test_a_step_that_the_remote_tier_alone_has_is_removed_from_it(rig: Rig) -> None:
+    rig.use(FixedIntervalPolicy(1), keep=9)
+    for step in (1, 2, 3, 4):
+        rig.save(step)
+        rig.act()
+    assert (rig.steps(rig.host.agent.run.durable), rig.steps()) == ([3, 4], [1, 2, 3, 4])
+    delete(rig, CheckpointId(1, rig.trainer.attempt))
+    assert rig.steps() == [2, 3, 4]
+
+
+def delete(rig: Rig, checkpoint: CheckpointId) -> None:
+    """Delete a checkpoint as `holdfast rm` asks the agent to."""
+    assert rig.host.service is not None
+    request = Delete(ids=(checkpoint,), by_user=True)
+    rig.host.call(rig.host._while_it_acts(rig.host.service.delete(request, 0)))
+
+
+def test_nothing_is_removed_from_a_run_that_has_replaced_the_remote_tier(rig: Rig) -> None:
+    for step in (1, 2):
+        rig.save(step)
+        rig.act()
+    # As it is where another run with steps of the same numbers was copied to the place.
+    (rig.place / "holdfast.json").unlink()
+    create_run(rig.remote, str(rig.place), "f" * 32, rig.host.clock.now())
+    delete(rig, CheckpointId(1, rig.trainer.attempt))
+    assert (rig.steps(rig.host.agent.run.durable), rig.steps()) == ([2], [1, 2])
+
+
+@pytest.mark.parametrize("harm", ["", "deleted", "replaced by another run"])
+def test_events_are_uploaded_to_the_remote_tier_unless_it_is_gone(rig: Rig, harm: str) -> None:
+    run = rig.host.agent.run
+    run.remote = None
+    run.use_remote(str(rig.place))
+    if harm:
+        shutil.rmtree(rig.place)
+    if harm == "replaced by another run":
+        rig.place.mkdir()
+        other = DiskStore(rig.place, rig.host.clock)
+        create_run(other, str(rig.place), "f" * 32, rig.host.clock.now())
+    run.events.write(RemoteDeleted(step=1, attempt=1, reason="asked"))
+    run.events.close()
+    assert (rig.place / "events").exists() == (not harm)
 
 
 def noticed(rig: Rig) -> list[int]:

@@ -17,12 +17,27 @@ from tests.hosts import Host, wait_until
 from tests.trainer.two_tier_trainer import state_of
 
 
-class Tiers:
+class Places:
     """The two places of a run."""
 
     def __init__(self, root: Path) -> None:
         self.fast = root / "fast"
         self.remote = root / "remote"
+
+    def record(self, place: Path) -> RunRecord:
+        return read_run(open_durable(str(place), SystemClock()), str(place))
+
+    def attempts(self, place: Path) -> dict[str, bytes]:
+        return {path.name: path.read_bytes() for path in (place / "attempts").iterdir()}
+
+    def check_alike(self) -> None:
+        """Both tiers are one run with the same attempts."""
+        assert self.record(self.fast).run_id == self.record(self.remote).run_id
+        assert self.attempts(self.fast) == self.attempts(self.remote)
+
+
+class Tiers(Places):
+    """The two places of a run that agents copy."""
 
     def manager(self, *, every: int = 1, keep: int = 3, fast_keep: int = 3, **options: object):
         tier = RemoteTier(
@@ -56,17 +71,6 @@ class Tiers:
 
     def await_remote(self, step: int) -> None:
         wait_until(lambda: steps_in(self.remote)[-1:] == [step])
-
-    def record(self, place: Path) -> RunRecord:
-        return read_run(open_durable(str(place), SystemClock()), str(place))
-
-    def attempts(self, place: Path) -> dict[str, bytes]:
-        return {path.name: path.read_bytes() for path in (place / "attempts").iterdir()}
-
-    def check_alike(self) -> None:
-        """Both tiers are one run with the same attempts."""
-        assert self.record(self.fast).run_id == self.record(self.remote).run_id
-        assert self.attempts(self.fast) == self.attempts(self.remote)
 
 
 def steps_in(place: Path) -> list[int]:
