@@ -14,9 +14,9 @@ from holdfast.clock import SystemClock
 from holdfast.errors import AgentUnavailableError
 from holdfast.peers.config import read_token
 from holdfast.store.location import RunLocation, open_durable
-from holdfast.trainer.opening import peer_token
-from holdfast.trainer.opening.peer_token import share_token
-from holdfast.trainer.opening.rendezvous import OneProcess, Rendezvous
+from holdfast.trainer.ranks import peer_token
+from holdfast.trainer.ranks.peer_token import share_token
+from holdfast.trainer.ranks.rendezvous import OneProcess, Rendezvous
 from tests.hosts import Host
 from tests.trainer.job import check_went_on, lose, run_job, some_hosts
 

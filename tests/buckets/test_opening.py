@@ -11,7 +11,7 @@ from holdfast import CheckpointManager
 from holdfast.clock import SystemClock
 from holdfast.errors import NotARunError
 from holdfast.trainer.opening.opening import open_run
-from holdfast.trainer.opening.rendezvous import OneProcess, Rendezvous
+from holdfast.trainer.ranks.rendezvous import OneProcess, Rendezvous
 from tests.buckets.fault_proxy import FaultProxy, Request
 from tests.buckets.test_runs import run_command
 from tests.hosts import Host

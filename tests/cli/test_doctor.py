@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from holdfast.clock import SystemClock
-from holdfast.trainer.opening import storage_checks
-from holdfast.trainer.opening.check_results import Severity
-from holdfast.trainer.opening.host_checks import check_host
-from holdfast.trainer.opening.storage_checks import check_storage
+from holdfast.trainer.checks import storage_checks
+from holdfast.trainer.checks.check_results import Severity
+from holdfast.trainer.checks.host_checks import check_host
+from holdfast.trainer.checks.storage_checks import check_storage
 from tests.cli.command_line import answer, holdfast, train
 from tests.hosts import Host
 from tests.store.places import mounted

@@ -16,8 +16,8 @@ import holdfast
 from holdfast.adapt.jax.processes import JaxProcesses
 from holdfast.clock import SystemClock
 from holdfast.errors import HoldfastError
-from holdfast.trainer.opening.rendezvous import Rendezvous
-from holdfast.trainer.opening.topology import meet, place_of
+from holdfast.trainer.ranks.rendezvous import Rendezvous
+from holdfast.trainer.ranks.topology import meet, place_of
 
 
 def main() -> None:

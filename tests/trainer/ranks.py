@@ -17,7 +17,7 @@ from holdfast.adapt.contract import KeyValues
 from holdfast.adapt.jax.processes import JaxKeyValues
 from holdfast.clock import Clock, SystemClock
 from holdfast.errors import HoldfastError
-from holdfast.trainer.opening.rendezvous import Numbers, Rendezvous
+from holdfast.trainer.ranks.rendezvous import Numbers, Rendezvous
 
 try:
     from jaxlib import _jax

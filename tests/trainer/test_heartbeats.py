@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pytest
 
 from holdfast.errors import ProcessLostError
-from holdfast.trainer.opening.heartbeats import MISSED_MAX, Heartbeats
+from holdfast.trainer.ranks.heartbeats import MISSED_MAX, Heartbeats
 from tests.hosts import wait_until
 from tests.trainer.ranks import MemoryWords
 

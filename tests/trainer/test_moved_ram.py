@@ -20,7 +20,7 @@ from holdfast.host.wire.agent_directory import HOST_VARIABLE, RAM_VARIABLE
 from holdfast.store.disk import DiskStore
 from holdfast.trainer.opening.moved_runs import find_with_ram
 from holdfast.trainer.opening.opening import open_run
-from holdfast.trainer.opening.rendezvous import OneProcess, Rendezvous
+from holdfast.trainer.ranks.rendezvous import OneProcess, Rendezvous
 from tests.trust.in_process import RUN_ID, InProcessHost, in_process_host
 
 CLOCK = SystemClock()

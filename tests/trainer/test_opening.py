@@ -18,7 +18,7 @@ from holdfast.format.records import RunRecord
 from holdfast.format.sealed import seal
 from holdfast.store.disk import DiskStore
 from holdfast.trainer.opening.opening import OpenRun, open_run
-from holdfast.trainer.opening.shared_root import (
+from holdfast.trainer.ranks.shared_root import (
     HOSTS_SHOWN_MAX,
     POLL_SECS,
     SHOW_SECS,

@@ -11,8 +11,8 @@ from holdfast.adapt.contract import KeyValues
 from holdfast.adapt.jax.processes import JaxKeyValues
 from holdfast.clock import SystemClock
 from holdfast.coordination.rank_runs import ranks_text
-from holdfast.trainer.opening import rendezvous
-from holdfast.trainer.opening.rendezvous import (
+from holdfast.trainer.ranks import rendezvous
+from holdfast.trainer.ranks.rendezvous import (
     GRACE_SECS,
     LINGER_SECS,
     POLL_SECS_MAX,

@@ -15,7 +15,7 @@ from holdfast import errors
 from holdfast.clock import SystemClock
 from holdfast.format.names import AttemptId, CheckpointId
 from holdfast.host.wire.protocol import Notice
-from holdfast.trainer.opening.rendezvous import OneProcess, Rendezvous
+from holdfast.trainer.ranks.rendezvous import OneProcess, Rendezvous
 from holdfast.trainer.restore.restore_votes import Ballot, RestoreVerdict, Votes, verdict
 from tests.attempts import checkpoint_id
 from tests.hosts import Host, host

@@ -12,9 +12,9 @@ import pytest
 
 from holdfast import errors
 from holdfast.coordination.rank_runs import runs_of
-from holdfast.trainer.opening.rendezvous import OneProcess, Rendezvous, json_text
-from holdfast.trainer.opening.topology import JobHost, JobHosts, RankPlace, hosts_of, meet, place_of
 from holdfast.trainer.options import RamTier
+from holdfast.trainer.ranks.rendezvous import OneProcess, Rendezvous, json_text
+from holdfast.trainer.ranks.topology import JobHost, JobHosts, RankPlace, hosts_of, meet, place_of
 from tests.hosts import host
 from tests.trainer.ranks import BriskClock, MemoryWords, RankOf, ranks, together
 from tests.trainer.test_processes import free_address

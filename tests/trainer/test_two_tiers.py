@@ -26,7 +26,7 @@ from holdfast.errors import (
 )
 from holdfast.policy.save_decision_policy import ContinuousCheckpointingPolicy
 from holdfast.trainer.opening.opening import open_run
-from holdfast.trainer.opening.rendezvous import OneProcess, Rendezvous
+from holdfast.trainer.ranks.rendezvous import OneProcess, Rendezvous
 from tests.hosts import Host, events, host, wait_until
 from tests.said import Said
 from tests.trainer import two_tier_trainer

@@ -32,7 +32,7 @@ from holdfast.testing.crash_states import (
 )
 from holdfast.testing.recording import Log, Mark, RecordingFileSystem, Sync
 from holdfast.trainer.opening.opening import open_run
-from holdfast.trainer.opening.rendezvous import OneProcess, Rendezvous
+from holdfast.trainer.ranks.rendezvous import OneProcess, Rendezvous
 from tests.engine.making import memory_folder
 from tests.hosts import events
 from tests.manifests import manifests

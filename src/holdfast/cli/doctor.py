@@ -12,9 +12,9 @@ from holdfast.cli.clean import unowned_memory
 from holdfast.cli.output import counted, size_text
 from holdfast.clock import SystemClock
 from holdfast.store.location import RunLocation
-from holdfast.trainer.opening.check_results import CheckResult, Severity, noted, passed
-from holdfast.trainer.opening.host_checks import check_host
-from holdfast.trainer.opening.storage_checks import check_storage, newest_size_bytes
+from holdfast.trainer.checks.check_results import CheckResult, Severity, noted, passed
+from holdfast.trainer.checks.host_checks import check_host
+from holdfast.trainer.checks.storage_checks import check_storage, newest_size_bytes
 
 IMAGES_IN_RAM = 2
 """The newest checkpoint, and the next one."""

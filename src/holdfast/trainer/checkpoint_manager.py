@@ -41,13 +41,13 @@ from holdfast.trainer.finisher import Finisher
 from holdfast.trainer.lifetime import HeldResources, Lifetime, replace_open
 from holdfast.trainer.opening.job_context import find_job
 from holdfast.trainer.opening.opening import open_run
-from holdfast.trainer.opening.rendezvous import Rendezvous
 from holdfast.trainer.options import Options, RamTier, RemoteTier, checked_signals, remote_tier
 from holdfast.trainer.planning import Planner, Taking
 from holdfast.trainer.process import terminal
 from holdfast.trainer.process.preemption import PreemptionSignals
 from holdfast.trainer.process.progress_bar import closing_state, progress_bar
 from holdfast.trainer.process.training_wait import TrainingWait
+from holdfast.trainer.ranks.rendezvous import Rendezvous
 from holdfast.trainer.restore.restore_exchange import RestoreExchange
 from holdfast.trainer.restore.restore_votes import Votes
 from holdfast.trainer.restore.restoring import RestoreReport

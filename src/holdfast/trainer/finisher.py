@@ -20,7 +20,7 @@ from holdfast.format.json_codec import decode
 from holdfast.format.names import CheckpointId
 from holdfast.host.wire.protocol import Empty, Sealed
 from holdfast.trainer.arguments import raise_step_order
-from holdfast.trainer.opening.rendezvous import Rendezvous, json_text
+from holdfast.trainer.ranks.rendezvous import Rendezvous, json_text
 from holdfast.trainer.restore.restore_votes import Votes
 from holdfast.trainer.restorer import Restorer
 

@@ -1,1 +1,1 @@
-"""Open a run in a trainer process: its place, its attempt, the other ranks and the agent."""
+"""Open a run in a trainer process: its place, its attempt and the agent."""

@@ -38,12 +38,12 @@ from holdfast.store.durable import DurableStore
 from holdfast.store.location import RunLocation, open_durable
 from holdfast.trainer.opening.agent_session import AgentSession
 from holdfast.trainer.opening.opening import OpenRun
-from holdfast.trainer.opening.peer_token import share_token
 from holdfast.trainer.opening.ram_tier import check_foreign_ram
-from holdfast.trainer.opening.rendezvous import Rendezvous
-from holdfast.trainer.opening.topology import JobHosts, meet, place_of
 from holdfast.trainer.options import Options
 from holdfast.trainer.planning import NO_REPLICAS, Replicas
+from holdfast.trainer.ranks.peer_token import share_token
+from holdfast.trainer.ranks.rendezvous import Rendezvous
+from holdfast.trainer.ranks.topology import JobHosts, meet, place_of
 
 if TYPE_CHECKING:
     from holdfast.peers.store import PeerStore

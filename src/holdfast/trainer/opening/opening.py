@@ -40,8 +40,8 @@ from holdfast.format.timeline import on_timeline
 from holdfast.store.durable import DurableStore
 from holdfast.store.location import RunLocation, open_durable
 from holdfast.trainer.opening.moved_runs import claim_ram, find_with_ram
-from holdfast.trainer.opening.rendezvous import Rendezvous, json_text
-from holdfast.trainer.opening.shared_root import Sighting, check_shared, look_for
+from holdfast.trainer.ranks.rendezvous import Rendezvous, json_text
+from holdfast.trainer.ranks.shared_root import Sighting, check_shared, look_for
 
 log = logging.getLogger(__name__)
 

@@ -30,7 +30,7 @@ from holdfast.store.ram import RamStore
 from holdfast.trainer.opening.moved_runs import find_with_ram
 from holdfast.trainer.opening.opening import open_run
 from holdfast.trainer.opening.ram_tier import foreign_checkpoints, ram_store
-from holdfast.trainer.opening.rendezvous import OneProcess, Rendezvous
+from holdfast.trainer.ranks.rendezvous import OneProcess, Rendezvous
 
 log = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ from holdfast.engine.reading.spans import SharedRange, Wants, shared_ranges
 from holdfast.errors import HoldfastError
 from holdfast.format.json_codec import decode
 from holdfast.format.names import CheckpointId
-from holdfast.trainer.opening.rendezvous import Rendezvous, json_text
+from holdfast.trainer.ranks.rendezvous import Rendezvous, json_text
 
 NAME = "agree on what is read together"
 JOIN_SECS = 3600.0

@@ -11,7 +11,7 @@ from holdfast.errors import FencedError, HoldfastError, ProcessLostError
 from holdfast.format.json_codec import decode
 from holdfast.format.names import CheckpointId
 from holdfast.host.wire.protocol import Notice
-from holdfast.trainer.opening.rendezvous import Rendezvous, json_text
+from holdfast.trainer.ranks.rendezvous import Rendezvous, json_text
 from holdfast.trainer.restore.restore_exchange import RestoreExchange
 from holdfast.trainer.restore.restoring import Rounds
 

@@ -20,7 +20,7 @@ from holdfast.format.names import RUN_FILE
 from holdfast.host.wire.agent_directory import host_name
 from holdfast.store.durable import DurableStore
 from holdfast.store.location import RunLocation
-from holdfast.trainer.opening.rendezvous import plain_text
+from holdfast.trainer.ranks.rendezvous import plain_text
 
 SHOW_SECS = 10.0
 POLL_SECS = 0.1

@@ -15,8 +15,8 @@ from holdfast.coordination.rank_runs import Runs, count_in, ranks_in, runs_of
 from holdfast.errors import InvalidArgumentError
 from holdfast.format.json_codec import decode
 from holdfast.host.wire.agent_directory import HOST_VARIABLE, host_name
-from holdfast.trainer.opening.rendezvous import Rendezvous, json_text
 from holdfast.trainer.options import RamTier, check_name
+from holdfast.trainer.ranks.rendezvous import Rendezvous, json_text
 
 HOST_SIZE_MAX_BYTES = 150
 """A file's name has at most 255 bytes; those of events and logs have parts besides the host."""

@@ -24,7 +24,7 @@ from holdfast.store.direct_io import ALIGNMENT_BYTES
 from holdfast.store.durable import DurableStore
 from holdfast.store.location import RunLocation, open_durable
 from holdfast.store.mounts import file_system_type, has_lasting_inodes
-from holdfast.trainer.opening.check_results import (
+from holdfast.trainer.checks.check_results import (
     CheckResult,
     Severity,
     failed,

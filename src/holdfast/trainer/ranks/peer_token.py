@@ -17,8 +17,8 @@ from holdfast.host.wire.agent_directory import host_name
 from holdfast.host.wire.launch import find_agent
 from holdfast.peers.config import make_token, read_token, replace_token
 from holdfast.store.location import RunLocation
-from holdfast.trainer.opening.rendezvous import Rendezvous
-from holdfast.trainer.opening.topology import MEET_SECS
+from holdfast.trainer.ranks.rendezvous import Rendezvous
+from holdfast.trainer.ranks.topology import MEET_SECS
 
 
 def share_token(location: RunLocation, run_id: str, rendezvous: Rendezvous, clock: Clock) -> str:

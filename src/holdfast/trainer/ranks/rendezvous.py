@@ -36,7 +36,7 @@ from holdfast.errors import (
     error_named,
 )
 from holdfast.format.json_codec import decode
-from holdfast.trainer.opening.heartbeats import Heartbeats
+from holdfast.trainer.ranks.heartbeats import Heartbeats
 
 ROOT = "holdfast"
 ANSWER = "answer"

@@ -16,9 +16,9 @@ from holdfast.peers.config import LOOPBACK, listen
 from holdfast.quantities import size_text
 from holdfast.store.memory_limit import memory_left_bytes
 from holdfast.store.mounts import file_system_type
-from holdfast.trainer.opening.check_results import CheckResult, failed, noted, passed, warned
-from holdfast.trainer.opening.topology import checked_host
+from holdfast.trainer.checks.check_results import CheckResult, failed, noted, passed, warned
 from holdfast.trainer.options import INTERFACE_VARIABLE
+from holdfast.trainer.ranks.topology import checked_host
 
 PACKAGES = ("holdfast-checkpoint", "numpy", "jax", "torch", "obstore", "orbax-checkpoint")
 DESCRIPTORS_MIN = 4096

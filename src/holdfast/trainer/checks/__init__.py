@@ -1,0 +1,1 @@
+"""Check hosts and storage before a training, for `holdfast doctor`."""
