@@ -10,13 +10,14 @@ from pathlib import Path
 import pytest
 
 import holdfast
+from holdfast.adapt.numpy_state import OwnProcess
 from holdfast.clock import SystemClock
 from holdfast.errors import AgentUnavailableError
 from holdfast.peers.config import read_token
 from holdfast.store.location import RunLocation, open_durable
 from holdfast.trainer.ranks import peer_token
 from holdfast.trainer.ranks.peer_token import share_token
-from holdfast.trainer.ranks.rendezvous import OneProcess, Rendezvous
+from holdfast.trainer.ranks.rendezvous import Rendezvous
 from tests.hosts import Host
 from tests.trainer.job import check_went_on, lose, run_job, some_hosts
 
@@ -73,7 +74,7 @@ def token_of(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
             def decide(self, name, value, judge, *rest):
                 return judge([*found, value])
 
-        return share_token(location, "run", Job(OneProcess(), SystemClock()), SystemClock())
+        return share_token(location, "run", Job(OwnProcess(), SystemClock()), SystemClock())
 
     return share
 

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 from holdfast import CheckpointManager
+from holdfast.adapt.numpy_state import OwnProcess
 from holdfast.clock import SystemClock
 from holdfast.errors import NotARunError
 from holdfast.trainer.opening.opening import open_run
-from holdfast.trainer.ranks.rendezvous import OneProcess, Rendezvous
+from holdfast.trainer.ranks.rendezvous import Rendezvous
 from tests.buckets.fault_proxy import FaultProxy, Request
 from tests.buckets.test_runs import run_command
 from tests.hosts import Host
@@ -55,7 +56,7 @@ def test_opening_and_resuming_takes_13_requests_and_those_of_the_image(
 def test_a_new_run_in_the_prefix_of_another_one_is_warned_of(
     proxied_url: str, proxy: FaultProxy, caplog: pytest.LogCaptureFixture
 ) -> None:
-    rendezvous = Rendezvous(OneProcess(), SystemClock())
+    rendezvous = Rendezvous(OwnProcess(), SystemClock())
     open_run(proxied_url, rendezvous, SystemClock())
     inner = f"{proxied_url}/a/b"
     open_run(inner, rendezvous, SystemClock())

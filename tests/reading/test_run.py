@@ -31,8 +31,8 @@ from holdfast.format.names import manifest_key, part_key
 from holdfast.format.records import CheckpointSpec
 from holdfast.trainer.opening.run_access import read_only
 from holdfast.trainer.restore.restoring import (
+    LoneReader,
     RestoredState,
-    outside_rounds,
     restore_newest,
     restore_step,
 )
@@ -181,7 +181,7 @@ def test_a_run_that_deletes_all_that_was_listed_is_listed_again(run_directory: P
 
 
 def restored(deleting: DeletingRun | OvertakenRun, step: int | None = None) -> RestoredState | None:
-    look, framework, rounds = deleting.load_view, NumpyFramework(), outside_rounds()
+    look, framework, rounds = deleting.load_view, NumpyFramework(), LoneReader()
     if step is None:
         return restore_newest(look, framework, EVERYTHING, rounds, SystemClock())
     return restore_step(look, step, framework, EVERYTHING, rounds, SystemClock())
@@ -327,11 +327,11 @@ class BorrowingFramework(NumpyFramework):
 def test_memory_of_the_run_is_copied_and_not_borrowed(run_directory: Path) -> None:
     look = read_only(run_directory).load_view
     framework = BorrowingFramework()
-    found = restore_newest(look, framework, EVERYTHING, outside_rounds(), SystemClock())
+    found = restore_newest(look, framework, EVERYTHING, LoneReader(), SystemClock())
     assert found is not None
     assert found.report.sources == {"ram": 8000}
     assert not framework.taken
     # A process of the job borrows it.
-    own = replace(outside_rounds(), is_outside=False)
+    own = LoneReader(is_outside=False)
     assert restore_newest(look, framework, EVERYTHING, own, SystemClock()) is not None
     assert len(framework.taken) == 1

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.adapt.numpy_state import OwnProcess
 from holdfast.clock import SystemClock
 from holdfast.engine.lifecycle.identity import Finding
 from holdfast.engine.lifecycle.run import read_run_record
@@ -20,7 +21,7 @@ from holdfast.host.wire.agent_directory import HOST_VARIABLE, RAM_VARIABLE
 from holdfast.store.disk import DiskStore
 from holdfast.trainer.opening.moved_runs import find_with_ram
 from holdfast.trainer.opening.opening import open_run
-from holdfast.trainer.ranks.rendezvous import OneProcess, Rendezvous
+from holdfast.trainer.ranks.rendezvous import Rendezvous
 from tests.trust.in_process import RUN_ID, InProcessHost, in_process_host
 
 CLOCK = SystemClock()
@@ -72,7 +73,7 @@ def finding(place: Path, *, takeover: bool = False) -> Finding:
 
 
 def opened_id(place: Path, *, takeover: bool = False) -> str:
-    rendezvous = Rendezvous(OneProcess(), CLOCK)
+    rendezvous = Rendezvous(OwnProcess(), CLOCK)
     return open_run(place, rendezvous, CLOCK, takeover=takeover).run_id
 
 

@@ -9,6 +9,7 @@ import pytest
 from holdfast import errors
 from holdfast.adapt.contract import KeyValues
 from holdfast.adapt.jax.processes import JaxKeyValues
+from holdfast.adapt.numpy_state import OwnProcess
 from holdfast.clock import SystemClock
 from holdfast.coordination.rank_runs import ranks_text
 from holdfast.trainer.ranks import rendezvous
@@ -17,7 +18,6 @@ from holdfast.trainer.ranks.rendezvous import (
     LINGER_SECS,
     POLL_SECS_MAX,
     ROOT,
-    OneProcess,
     Rendezvous,
 )
 from tests.trainer.ranks import MemoryWords, jax_words, ranks, together
@@ -116,7 +116,7 @@ def test_rank_0_judges_all_values_in_the_order_of_ranks_and_all_are_answered(
 
 
 def test_a_process_alone_judges_by_itself() -> None:
-    alone = Rendezvous(OneProcess(), SystemClock())
+    alone = Rendezvous(OwnProcess(), SystemClock())
     assert alone.decide("vote", "v", joined, 0.0) == "v"
     with pytest.raises(errors.StorageError), alone.propagating_errors("read"):
         raise errors.StorageError("it is full")

@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 
 from holdfast import errors
+from holdfast.adapt.numpy_state import OwnProcess
 from holdfast.clock import SystemClock
 from holdfast.format.names import AttemptId, CheckpointId
 from holdfast.host.wire.protocol import Notice
-from holdfast.trainer.ranks.rendezvous import OneProcess, Rendezvous
+from holdfast.trainer.ranks.rendezvous import Rendezvous
 from holdfast.trainer.restore.restore_votes import Ballot, RestoreVerdict, Votes, verdict
 from tests.attempts import checkpoint_id
 from tests.hosts import Host, host
@@ -53,14 +54,14 @@ def test_only_what_all_ranks_restored_is_good(
 
 
 def test_a_process_alone_votes_by_itself() -> None:
-    rounds = Votes(Rendezvous(OneProcess(), SystemClock())).rounds
+    rounds = Votes(Rendezvous(OwnProcess(), SystemClock()))
     assert rounds.vote(True, checkpoint_id(5, 2)) == (True, 5)
     assert rounds.vote(False, checkpoint_id(5, 2)) == (False, 5)
     assert rounds.vote(True, None) == (True, -1)
 
 
 def test_ranks_that_vote_get_one_verdict() -> None:
-    job = [Votes(one).rounds for one in ranks(MemoryWords(), 3)]
+    job = [Votes(one) for one in ranks(MemoryWords(), 3)]
     told = together([lambda one=one: one.vote(one.rank != 1, checkpoint_id(5, 2)) for one in job])
     assert told == [(False, 5)] * 3
     told = together([lambda one=one: one.vote(True, checkpoint_id(3)) for one in job])
@@ -84,7 +85,7 @@ def test_a_vote_ends_when_the_agent_tells_that_a_rank_is_gone(
     assert first._trouble is None
     first.on_notice(notice, "group")
     with pytest.raises(kind, match="rank 1 has ended"):
-        first.rounds.vote(True, checkpoint_id(5, 2))
+        first.vote(True, checkpoint_id(5, 2))
 
 
 def line_of(process: subprocess.Popen[str], key: str) -> dict:

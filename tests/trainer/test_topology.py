@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from holdfast import errors
+from holdfast.adapt.numpy_state import OwnProcess
 from holdfast.coordination.rank_runs import runs_of
 from holdfast.trainer.options import RamTier
-from holdfast.trainer.ranks.rendezvous import OneProcess, Rendezvous, json_text
+from holdfast.trainer.ranks.rendezvous import Rendezvous, json_text
 from holdfast.trainer.ranks.topology import JobHost, JobHosts, RankPlace, hosts_of, meet, place_of
 from tests.hosts import host
 from tests.trainer.ranks import BriskClock, MemoryWords, RankOf, ranks, together
@@ -105,10 +106,10 @@ def test_every_rank_learns_the_same() -> None:
 
 def test_a_process_alone_is_its_own_host(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOLDFAST_HOST", "here")
-    alone = Rendezvous(OneProcess(), BriskClock())
+    alone = Rendezvous(OwnProcess(), BriskClock())
     ram = RamTier(failure_domain="rack")
-    assert meet(alone, place_of(OneProcess(), ram, None)) == found(("here", "rack", None, [0]))
-    assert meet(alone, place_of(OneProcess(), None, None)) == found(("here", "here", None, [0]))
+    assert meet(alone, place_of(OwnProcess(), ram, None)) == found(("here", "rack", None, [0]))
+    assert meet(alone, place_of(OwnProcess(), None, None)) == found(("here", "here", None, [0]))
 
 
 def test_a_rank_s_slice_is_told_with_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,7 +136,7 @@ def test_a_name_may_be_long_and_of_any_language(name: str) -> None:
 def test_a_host_s_name_is_checked_too(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setenv("HOLDFAST_HOST", name)
     with pytest.raises(errors.InvalidArgumentError, match="HOLDFAST_HOST"):
-        place_of(OneProcess(), None, None)
+        place_of(OwnProcess(), None, None)
 
 
 def test_a_thousand_hosts_of_four_ranks_are_told_in_little() -> None:

@@ -17,6 +17,7 @@ import pytest
 
 import holdfast
 from holdfast import CheckpointManager, RemoteTier
+from holdfast.adapt.numpy_state import OwnProcess
 from holdfast.cli.main import main
 from holdfast.clock import SystemClock
 from holdfast.errors import (
@@ -26,7 +27,7 @@ from holdfast.errors import (
 )
 from holdfast.policy.save_decision_policy import ContinuousCheckpointingPolicy
 from holdfast.trainer.opening.opening import open_run
-from holdfast.trainer.ranks.rendezvous import OneProcess, Rendezvous
+from holdfast.trainer.ranks.rendezvous import Rendezvous
 from tests.hosts import Host, events, host, wait_until
 from tests.said import Said
 from tests.trainer import two_tier_trainer
@@ -130,7 +131,7 @@ def test_processes_with_different_remote_tiers_are_told(tmp_path: Path) -> None:
         def decide(self, name, value, judge, *rest):
             return judge([value, "s3://other/run"])
 
-    job = Job(OneProcess(), SystemClock())
+    job = Job(OwnProcess(), SystemClock())
     with pytest.raises(InvalidArgumentError, match=r"found none in rank 0 and s3://other/run in"):
         open_run(tmp_path / "run", job, SystemClock())
     assert not (tmp_path / "run").exists()

@@ -59,7 +59,7 @@ from holdfast.format.values import decode_value
 from holdfast.host.wire.calls import decoded
 from holdfast.policy import preservation_policy, save_decision_policy
 from holdfast.store.contract import check_key
-from holdfast.trainer.restore.restoring import Rounds, restore_newest
+from holdfast.trainer.restore.restoring import LoneReader, restore_newest
 from tests.attempts import checkpoint_id
 from tests.trust import hostile_inputs as inputs
 from tests.trust.damaged_run import (
@@ -192,7 +192,7 @@ class Targets:
     def restores(self, rng: random.Random) -> None:
         """A run with a record that is sealed and spoilt; what is restored is one checkpoint."""
         name = rng.choice(["manifest", "part", "part 1", "attempt", "run"])
-        rounds = Rounds(vote=lambda good, c: (good, c.step if c else -1), rank=0, count=2)
+        rounds = LoneReader(rank=0, count=2, is_outside=False)
         stores = self.damaged.views()[rng.choice(["disk", "with-ram"])]
         durable = self.damaged.durable
         with self._in_place(name, rng) as changed:

@@ -33,7 +33,7 @@ from holdfast.store.file_system import LocalFileSystem
 from holdfast.store.location import RunLocation
 from holdfast.store.ram import RamStore
 from holdfast.trainer.opening.run_access import read_damaged
-from holdfast.trainer.restore.restoring import Rounds, restore_newest
+from holdfast.trainer.restore.restoring import LoneReader, restore_newest
 from tests.attempts import checkpoint_id, folder_of
 from tests.engine.making import flip_bit, memory_folder
 from tests.hosts import host
@@ -94,9 +94,7 @@ NEWEST_COPY = f"{NEWEST.attempt.number:09d}.copy.json"
 def restore(run: DamagedRun, view: str, rank: int) -> Answer:
     """The newest checkpoint, by the way that a manager goes."""
     stores = run.views()[view]
-    rounds = Rounds(
-        vote=lambda good, found: (good, found.step if found else -1), rank=rank, count=run.count
-    )
+    rounds = LoneReader(rank=rank, count=run.count, is_outside=False)
     with warnings_of_holdfast() as told:
         read_run(run.durable, str(run.run))
         found = restore_newest(

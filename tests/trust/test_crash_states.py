@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.adapt.numpy_state import OwnProcess
 from holdfast.engine.reading.sources import readable
 from holdfast.errors import HoldfastError
 from holdfast.format.names import AttemptId, CheckpointId, checkpoint_name
@@ -32,7 +33,7 @@ from holdfast.testing.crash_states import (
 )
 from holdfast.testing.recording import Log, Mark, RecordingFileSystem, Sync
 from holdfast.trainer.opening.opening import open_run
-from holdfast.trainer.ranks.rendezvous import OneProcess, Rendezvous
+from holdfast.trainer.ranks.rendezvous import Rendezvous
 from tests.engine.making import memory_folder
 from tests.hosts import events
 from tests.manifests import manifests
@@ -431,7 +432,7 @@ def test_a_run_whose_making_was_cut_off_is_opened() -> None:
             materialise(state.tree, places(Path(folder)))
             clock = StepClock(tokens=1000)
             directory = Path(folder) / "disk" / "runs" / "one"
-            open_run(directory, Rendezvous(OneProcess(), clock), clock)
+            open_run(directory, Rendezvous(OwnProcess(), clock), clock)
 
 
 class Meanwhile(LocalFileSystem):

@@ -25,7 +25,7 @@ from holdfast.engine.reading.view import view_of
 from holdfast.errors import HoldfastError, StorageError
 from holdfast.format.names import manifest_key, parse_checkpoint_name, parse_part_name
 from holdfast.store.disk import DiskStore
-from holdfast.trainer.restore.restoring import RestoredState, Rounds, restore_newest
+from holdfast.trainer.restore.restoring import LoneReader, RestoredState, restore_newest
 from tests.engine.making import memory_folder
 from tests.trust.damaged_run import (
     NEWEST,
@@ -129,7 +129,7 @@ def little_memory() -> Iterator[None]:
 
 
 def restored(run: DamagedRun) -> RestoredState:
-    rounds = Rounds(vote=lambda good, c: (good, c.step if c else -1), rank=0, count=1)
+    rounds = LoneReader(rank=0, count=1, is_outside=False)
     durable = run.durable
     found = restore_newest(
         lambda: view_of([durable], durable), NestedFramework(), EVERYTHING, rounds, SystemClock()

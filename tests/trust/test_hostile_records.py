@@ -25,7 +25,7 @@ from holdfast.format.sealed import record_digest, unseal
 from holdfast.format.timeline import last_steps
 from holdfast.format.values import decode_value, encode_value
 from holdfast.store.contract import check_key
-from holdfast.trainer.restore.restoring import Rounds, restore_newest
+from holdfast.trainer.restore.restoring import LoneReader, restore_newest
 from tests.attempts import attempt_id, checkpoint_id
 from tests.engine.making import memory_folder
 from tests.trust.damaged_run import (
@@ -96,7 +96,7 @@ def commit_lies(run: DamagedRun, lie: Callable[[Tree], None], *records: str) -> 
 
 def assert_refused_for(run: DamagedRun, *words: str) -> None:
     """The newest is refused, with little memory, and the one before it is restored."""
-    rounds = Rounds(vote=lambda good, c: (good, c.step if c else -1), rank=0, count=2)
+    rounds = LoneReader(rank=0, count=2, is_outside=False)
     durable = run.durable
     tracemalloc.start()
     try:
@@ -218,7 +218,7 @@ def test_a_manifest_of_a_million_parts_is_refused_for_the_first_that_is_not_ther
         tree["parts"] = [{"record_digest": "0" * 32, "image_size_bytes": 4096}] * 10**6
 
     commit_lies(run, lie, MANIFEST)
-    rounds = Rounds(vote=lambda good, c: (good, c.step if c else -1), rank=0, count=2)
+    rounds = LoneReader(rank=0, count=2, is_outside=False)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     found = restore_newest(
         lambda: view_of([run.durable], run.durable),
@@ -260,7 +260,7 @@ def test_paths_of_arrays_that_look_like_files_touch_no_file(
         tree["checkpoint"]["containers"] += [{"path": p, "kind": "dict"} for p in parents]
 
     commit_lies(run, lie, MANIFEST, PART_0)
-    rounds = Rounds(vote=lambda good, c: (good, c.step if c else -1), rank=0, count=2)
+    rounds = LoneReader(rank=0, count=2, is_outside=False)
     with contextlib.suppress(CheckpointDamagedError):
         restore_newest(
             lambda: view_of([run.durable], run.durable),

@@ -22,12 +22,13 @@ from types import TracebackType
 from typing import Any
 
 from holdfast import waits
-from holdfast.adapt.contract import Framework
+from holdfast.adapt.contract import Framework, RestoreRequest
 from holdfast.adapt.detect import find_framework
 from holdfast.clock import Clock, SystemClock, process_age_secs
 from holdfast.engine.reading.metadata import CheckpointMetadata, metadata_of
 from holdfast.engine.reading.process_values import process_values_of
-from holdfast.engine.reading.view import View, find_newest_sound, find_sound
+from holdfast.engine.reading.restore import RestoreTally
+from holdfast.engine.reading.view import find_newest_sound, find_sound
 from holdfast.errors import FencedError, HoldfastError
 from holdfast.format.names import CheckpointId
 from holdfast.host.wire import protocol
@@ -41,17 +42,18 @@ from holdfast.trainer.finisher import Finisher
 from holdfast.trainer.lifetime import HeldResources, Lifetime, replace_open
 from holdfast.trainer.opening.job_context import find_job
 from holdfast.trainer.opening.opening import open_run
+from holdfast.trainer.opening.run_views import RunViews
 from holdfast.trainer.options import Options, RamTier, RemoteTier, checked_signals, remote_tier
 from holdfast.trainer.planning import Planner, Taking
+from holdfast.trainer.position import Position
 from holdfast.trainer.process import terminal
 from holdfast.trainer.process.preemption import PreemptionSignals
-from holdfast.trainer.process.progress_bar import closing_state, progress_bar
+from holdfast.trainer.process.progress_bar import closing_state, progress_bar, restoring_state
 from holdfast.trainer.process.training_wait import TrainingWait
 from holdfast.trainer.ranks.rendezvous import Rendezvous
-from holdfast.trainer.restore.restore_exchange import RestoreExchange
 from holdfast.trainer.restore.restore_votes import Votes
-from holdfast.trainer.restore.restoring import RestoreReport
-from holdfast.trainer.restorer import Restorer
+from holdfast.trainer.restore.restorer import Restorer
+from holdfast.trainer.restore.restoring import RestoredState, RestoreReport
 from holdfast.trainer.save.overhead import OverheadMeter, meter_for
 from holdfast.trainer.save.patience import SAVE_PATIENCE_SECS, Patience
 from holdfast.trainer.save.progress import STOPPED_BY, Progress
@@ -188,23 +190,17 @@ class CheckpointManager:
             self._session, self._run.durable, self._progress, self._clock
         )
         self._metric_names = arguments.MetricNames(self._options.preservation, self._processes.rank)
-        if self._job.reads_together:
-            self._votes.read_together(self._restore_exchange())
-        self._restorer = Restorer(
-            framework=self._framework,
-            votes=self._votes,
+        self._votes.read_together(self._job, self._session)
+        self._views = RunViews(self._job, self._session, self._clock)
+        self._restorer = Restorer(self._framework, self._votes, self._views, self._clock)
+        self._position = Position(
             session=self._session,
             steps=self._steps,
-            saver=self._saver,
             progress=self._progress,
-            meter=self._meter,
-            clock=self._clock,
-            look=self._look,
-            look_at_newest=self._look_at_newest,
-            look_here=lambda: self._job.load_view_here(self._session, self._clock),
-            list_ram=lambda found: self._job.list_ram(self._session, self._clock, found),
+            saver=self._saver,
+            views=self._views,
         )
-        self._finisher = Finisher(self._rendezvous, self._votes, self._restorer)
+        self._finisher = Finisher(self._rendezvous, self._votes, self._position)
         hosts = self._job.attach.host_count
         self._patience = Patience(
             self._session, self._progress, self._steps, self._clock, host_count=hosts
@@ -215,19 +211,6 @@ class CheckpointManager:
             self._on_stop_signal()
         self._own = held.own = self._start_user_policies()
         self._session.start_watching(self._progress.pending)
-
-    def _restore_exchange(self) -> RestoreExchange:
-        def is_lost() -> bool:
-            return self._votes.trouble is not None
-
-        rank = self._processes.rank
-        return RestoreExchange(
-            rendezvous=self._rendezvous,
-            place=lambda: self._job.exchange_place(self._session, rank, is_lost),
-            group=self._run.group,
-            clock=self._clock,
-            trouble=lambda: self._votes.trouble,
-        )
 
     def __enter__(self) -> CheckpointManager:
         self._lifetime.check_call("enter")
@@ -381,11 +364,11 @@ class CheckpointManager:
         request = arguments.check_request(state, only, partial, cast)
         number = None if step is None else arguments.check_step(step)
         with self._patience.of("resume"):
-            restored = self._restorer.read(number, request)
+            restored = self._read(number, request)
             if restored is None:
-                self._restorer.start_again()
+                self._position.start_again()
             else:
-                self._restorer.go_on_from(restored)
+                self._position.go_on_from(restored)
         if restored is not None:
             self.last_restore, state = restored.report, restored.state
             self._show(f"resumed from {terminal.restore_text(restored.report)}")
@@ -438,12 +421,12 @@ class CheckpointManager:
         request = arguments.check_request(like, only, partial, cast)
         number = None if step is None else arguments.check_step(step)
         with self._patience.of("restore"):
-            restored = self._restorer.read(number, request)
+            restored = self._read(number, request)
         if restored is None:
             arguments.raise_nothing_saved(self._run.location)
         self.last_restore = restored.report
         self._show(f"read {terminal.restore_text(restored.report)}")
-        self._restorer.note_read(restored)
+        self._position.note_read(restored)
         return restored.state
 
     def latest_step(self) -> int | None:
@@ -452,7 +435,7 @@ class CheckpointManager:
         Only checkpoints of the current timeline count, not those of abandoned branches.
         """
         self._lifetime.check_call("latest_step")
-        newest = find_newest_sound(self._look_at_newest) or find_newest_sound(self._look)
+        newest = find_newest_sound(self._views.load_newest) or find_newest_sound(self._views.load)
         return newest.step if newest else None
 
     def all_steps(self) -> list[int]:
@@ -461,7 +444,7 @@ class CheckpointManager:
         Only checkpoints of the current timeline count, not those of abandoned branches.
         """
         self._lifetime.check_call("all_steps")
-        return [checkpoint.step for checkpoint in find_sound(self._look)]
+        return [checkpoint.step for checkpoint in find_sound(self._views.load)]
 
     def reached_preemption(self, step: int) -> bool:
         """Return whether a preemption was announced and its checkpoint is of `step` or earlier.
@@ -561,7 +544,7 @@ class CheckpointManager:
             WaitTimeoutError: Other hosts may keep it in memory until they are notified.
         """
         self._lifetime.check_call("delete")
-        found = self._look().find(arguments.check_step(step))
+        found = self._views.load().find(arguments.check_step(step))
         request = protocol.Delete(ids=(found,))
         with self._patience.of("delete"):
             self._session.call("delete", request, protocol.Empty)
@@ -575,7 +558,7 @@ class CheckpointManager:
             CheckpointDamagedError: Its records cannot be read.
         """
         self._lifetime.check_call("metadata")
-        number, view = arguments.check_step(step), self._look()
+        number, view = arguments.check_step(step), self._views.load()
         return metadata_of(view.sources(view.find(number)))
 
     def process_values(self, step: int) -> dict[str, list[Any]]:
@@ -593,7 +576,7 @@ class CheckpointManager:
             CheckpointDamagedError: Its records cannot be read.
         """
         self._lifetime.check_call("process_values")
-        number, view = arguments.check_step(step), self._look()
+        number, view = arguments.check_step(step), self._views.load()
         return process_values_of(view.sources(view.find(number)))
 
     def close(self) -> None:
@@ -642,6 +625,16 @@ class CheckpointManager:
         """Log a line about the whole job: rank 0's terminal shows it."""
         log.log(logging.INFO if self._processes.rank == 0 else logging.DEBUG, "%s", text)
 
+    def _read(self, step: int | None, request: RestoreRequest) -> RestoredState | None:
+        self._position.settle()
+        tallies: list[RestoreTally] = []
+        is_first = self._processes.rank == 0
+        with progress_bar("restoring", lambda: restoring_state(tallies), is_on=is_first):
+            restored = self._restorer.read(step, request, tallies.append)
+        if self._meter is not None:
+            self._meter.paused()
+        return restored
+
     # The internal steps of a save that may be due.
 
     @contextlib.contextmanager
@@ -672,7 +665,7 @@ class CheckpointManager:
 
     def _check_step(self, step: object, force: bool) -> int:
         self._lifetime.check_call("save")
-        number = self._restorer.check_order(arguments.check_step(step), force=force)
+        number = self._position.check_order(arguments.check_step(step), force=force)
         if self._steps.take_first():
             self._session.place.publish_first_step(number, self._clock.now())
         return number
@@ -749,12 +742,6 @@ class CheckpointManager:
         is_only = self._processes.count == 1
         return is_only or self._steps.is_left_alone(place.control.cells, self._clock.monotonic())
 
-    def _look(self) -> View:
-        return self._job.load_view(self._session, self._clock)
-
-    def _look_at_newest(self) -> View:
-        return self._job.load_newest_view(self._session, self._clock)
-
     def _on_notice(self, notice: protocol.Notice) -> None:
         if self._own is not None:
             self._own.on_notice(notice)
@@ -789,7 +776,7 @@ class CheckpointManager:
         if not policies.is_any:
             return None
         if policies.asks_to_save:
-            policies.history.extend(history(self._look()))
+            policies.history.extend(history(self._views.load()))
         return UserPolicyThread(
             policies,
             self._session,

@@ -20,9 +20,9 @@ from holdfast.format.json_codec import decode
 from holdfast.format.names import CheckpointId
 from holdfast.host.wire.protocol import Empty, Sealed
 from holdfast.trainer.arguments import raise_step_order
+from holdfast.trainer.position import Position
 from holdfast.trainer.ranks.rendezvous import Rendezvous, json_text
 from holdfast.trainer.restore.restore_votes import Votes
-from holdfast.trainer.restorer import Restorer
 
 FINISH_SECS = 3600.0
 """How long the ranks wait for the slowest one, which may be several steps behind."""
@@ -136,10 +136,10 @@ def agreed_plan(rendezvous: Rendezvous, votes: Votes, ending: Ending) -> FinishP
 class Finisher:
     """Make the last step of a run durable. Owned by the training thread."""
 
-    def __init__(self, rendezvous: Rendezvous, votes: Votes, restorer: Restorer) -> None:
+    def __init__(self, rendezvous: Rendezvous, votes: Votes, position: Position) -> None:
         self._rendezvous = rendezvous
         self._votes = votes
-        self._restorer = restorer
+        self._position = position
 
     def finish(self, step: int, save: Callable[[int], bool]) -> bool:
         """Make `step` durable.
@@ -151,15 +151,15 @@ class Finisher:
         Returns:
             Whether this call makes it durable: it was neither durable nor becoming durable before.
         """
-        restorer = self._restorer
-        if restorer.steps.is_preempted_before(step):
+        position = self._position
+        if position.steps.is_preempted_before(step):
             return False
-        restorer.progress.wait(lambda sealed, finished: sealed, SEAL_SECS)
-        checkpoint = CheckpointId(step, restorer.session.place.attempt)
+        position.progress.wait(lambda sealed, finished: sealed, SEAL_SECS)
+        checkpoint = CheckpointId(step, position.session.place.attempt)
         with self._rendezvous.propagating_errors(FINISH):
             having = self._having(checkpoint)
             # Beyond the floor the timeline has what was accepted, and nothing else.
-            newest = max(restorer.steps.accepted | {restorer.steps.floor})
+            newest = max(position.steps.accepted | {position.steps.floor})
             ending = Ending(step, having, newest)
         match agreed_plan(self._rendezvous, self._votes, ending):
             case FinishPlan.NOTHING:
@@ -169,40 +169,40 @@ class Finisher:
                     self._make_durable(checkpoint)
                 return True
             case FinishPlan.SAVE:
-                restorer.check_order(step, force=True)
+                position.check_order(step, force=True)
             case FinishPlan.SAVE_AGAIN:
-                restorer.branch_at(step)
+                position.branch_at(step)
         return self._save(step, save)
 
     def _having(self, checkpoint: CheckpointId) -> Having:
         """Return what this rank has of the last step."""
-        restorer, rank = self._restorer, self._restorer.session.rank
-        is_accepted = checkpoint.step in restorer.steps.accepted
-        is_due = restorer.progress.is_becoming_durable(checkpoint)
-        if is_due or restorer.progress.is_committed(checkpoint):
+        position, rank = self._position, self._position.session.rank
+        is_accepted = checkpoint.step in position.steps.accepted
+        is_due = position.progress.is_becoming_durable(checkpoint)
+        if is_due or position.progress.is_committed(checkpoint):
             return Having.DURABLE
-        if checkpoint.step > restorer.steps.floor:
+        if checkpoint.step > position.steps.floor:
             if not is_accepted:
                 return Having.NOTHING
-            if rank in restorer.list_ram(checkpoint).parts:
+            if rank in position.views.list_ram(checkpoint).parts:
                 return Having.IN_RAM
-        view = restorer.look_here()
+        view = position.views.load_here()
         return having_of(checkpoint, rank, view, is_accepted=is_accepted, is_due=is_due)
 
     def close(self, *, warns: bool) -> None:
         """Warn that the last step was not saved, if `warns` and the run was not preempted."""
-        if self._restorer.session.is_closed:
+        if self._position.session.is_closed:
             # An earlier `close` was interrupted after it had warned; the cells may be unmapped.
             return
-        place, steps = self._restorer.session.place, self._restorer.steps
+        place, steps = self._position.session.place, self._position.steps
         is_preempted = steps.preempted_at is not None or place.control.cells[place.notice_cell]
-        if warns and not is_preempted and self._restorer.session.rank == 0:
+        if warns and not is_preempted and self._position.session.rank == 0:
             steps.warn_unfinished()
 
     def _save(self, step: int, save: Callable[[int], bool]) -> bool:
         """Save `step` even if an earlier save failed, and then raise the earlier failure."""
-        place, failure = self._restorer.session.place, None
-        self._restorer.steps.last = place.control.cells[place.step_cell] = step
+        place, failure = self._position.session.place, None
+        self._position.steps.last = place.control.cells[place.step_cell] = step
         while True:
             try:
                 is_taken = save(step)
@@ -216,7 +216,7 @@ class Finisher:
 
     def _make_durable(self, checkpoint: CheckpointId) -> None:
         """Request the agent to make this rank's part in RAM durable."""
-        session, progress = self._restorer.session, self._restorer.progress
+        session, progress = self._position.session, self._position.progress
         sealed = Sealed(
             rank=session.rank,
             id=checkpoint,

@@ -30,8 +30,8 @@ from holdfast.store.location import RunLocation
 from holdfast.trainer import arguments
 from holdfast.trainer.opening.run_access import read_only
 from holdfast.trainer.restore.restoring import (
+    LoneReader,
     RestoreReport,
-    outside_rounds,
     restore_newest,
     restore_step,
 )
@@ -190,7 +190,7 @@ class Run:
         self._check_open("restore")
         request = arguments.check_request(like, only, partial, cast)
         request = replace(request, native=framework is not None)
-        of, rounds = find_framework(framework), outside_rounds()
+        of, rounds = find_framework(framework), LoneReader()
         if step is not None:
             number = arguments.check_step(step)
             look = self._run.look_for(number)

@@ -6,7 +6,6 @@ serves other hosts, and no other host is contacted.
 
 from __future__ import annotations
 
-import functools
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -15,11 +14,9 @@ from typing import TYPE_CHECKING
 from holdfast import waits
 from holdfast.adapt.contract import Processes
 from holdfast.clock import Clock
-from holdfast.engine.lifecycle.catalog import Listing, list_folder
 from holdfast.engine.reading.exchange import ExchangePlace
-from holdfast.engine.reading.view import RamTiers, View, newest_view_of, view_of
-from holdfast.errors import AgentUnavailableError, HoldfastError
-from holdfast.format.names import NO_ATTEMPT, AttemptId, CheckpointId
+from holdfast.errors import AgentUnavailableError
+from holdfast.format.names import NO_ATTEMPT, AttemptId
 from holdfast.host.wire.agent_directory import host_name
 from holdfast.host.wire.client import AgentClient, AgentGoneError
 from holdfast.host.wire.config import AgentConfig
@@ -30,10 +27,9 @@ from holdfast.host.wire.launch import (
     begin_start,
     ensure_agent,
 )
-from holdfast.host.wire.protocol import AgentStatus, Attach, Empty, Notice, PeerAddresses
+from holdfast.host.wire.protocol import AgentStatus, Attach, Empty, Notice
 from holdfast.peers.address import PeerAddress, parsed_addresses
 from holdfast.peers.config import PeerConfig, read_token
-from holdfast.store.contract import ReadableStore
 from holdfast.store.durable import DurableStore
 from holdfast.store.location import RunLocation, open_durable
 from holdfast.trainer.opening.agent_session import AgentSession
@@ -125,14 +121,14 @@ class JobContext:
         return len(self.hosts) > 1 and is_remote
 
     def exchange_place(
-        self, session: AgentSession, rank: int, is_lost: Callable[[], bool]
+        self, session: AgentSession, is_lost: Callable[[], bool]
     ) -> ExchangePlace | None:
-        """Return where a rank passes on what it has read; None without a RAM tier."""
+        """Return where this rank passes on what it has read; None without a RAM tier."""
         ram_folder = session.place.ram_folder
         if ram_folder is None:
             return None
         return ExchangePlace(
-            rank=rank,
+            rank=session.rank,
             ram_folder=ram_folder,
             hosts=self.hosts,
             peers=self.peers.by_host(),
@@ -159,49 +155,6 @@ class JobContext:
         return AgentSession(
             self.config, self.attach, clock, on_notice, on_return, self.durable.home, start
         )
-
-    def load_view(self, session: AgentSession, clock: Clock) -> View:
-        """List what can be read now in this host's RAM, other hosts' RAM and the durable tiers."""
-        return self._view(session, clock, view_of)
-
-    def load_newest_view(self, session: AgentSession, clock: Clock) -> View:
-        """List the newest checkpoints that can be read now, with few requests.
-
-        Until this process has saved, the durable tier is listed by the agent, once for all ranks of
-        this host; the remote tier is listed by each rank. If one of these checkpoints cannot be
-        read, `load_view` lists what is there then.
-        """
-        shared = session.newest_listing()
-        newest_view = functools.partial(newest_view_of, newest=shared, remote=self.remote)
-        return self._view(session, clock, newest_view)
-
-    def load_view_here(self, session: AgentSession, clock: Clock) -> View:
-        """List what this host's RAM and the run's directory or bucket have."""
-        tiers = RamTiers(session.place.ram_folder, (), clock)
-        return view_of([*tiers.stores(), self.durable], self.durable)
-
-    def list_ram(self, session: AgentSession, clock: Clock, checkpoint: CheckpointId) -> Listing:
-        """List what this host's RAM has of a checkpoint."""
-        stores = RamTiers(session.place.ram_folder, (), clock).stores()
-        return list_folder(stores[0], checkpoint) if stores else Listing()
-
-    def _view(
-        self,
-        session: AgentSession,
-        clock: Clock,
-        view_of_stores: Callable[[list[ReadableStore], DurableStore], View],
-    ) -> View:
-        self.attempt.id = session.place.attempt
-        view = view_of_stores(self._stores(session, clock), self.durable)
-        if view.unlisted and self.peers.update_addresses(_addresses(session)):
-            # A restarted agent serves at another address than when the job began.
-            view = view_of_stores(self._stores(session, clock), self.durable)
-        return view
-
-    def _stores(self, session: AgentSession, clock: Clock) -> list[ReadableStore]:
-        tiers = RamTiers(session.place.ram_folder, self.peers.ram_stores(), clock)
-        remote = [self.remote] if self.remote is not None else []
-        return [*tiers.stores(), self.durable, *remote]
 
     def close(self) -> None:
         """Close the connections to other hosts, and release the run's directory."""
@@ -368,17 +321,6 @@ def _job_peers(
 
 def _nowhere(address: PeerAddress) -> PeerStore:
     raise AssertionError(f"a job of one host has no peer at {address}")
-
-
-def _addresses(session: AgentSession) -> dict[str, PeerAddress]:
-    """Return the addresses of other hosts that this host's agent knows; none if it fails."""
-    try:
-        return parsed_addresses(session.call("peers", Empty(), PeerAddresses).addresses)
-    except HoldfastError as error:
-        log.warning(
-            "the addresses of the other hosts are unknown, the agent's call failed: %s", error
-        )
-        return {}
 
 
 def _linger_secs(options: Options) -> float:

@@ -6,6 +6,7 @@ import logging
 import os
 from collections.abc import Callable
 
+from holdfast.adapt.numpy_state import OwnProcess
 from holdfast.clock import Clock, SystemClock
 from holdfast.engine.lifecycle.identity import Finding
 from holdfast.engine.lifecycle.run import noted_remote, read_run, read_run_record
@@ -30,7 +31,7 @@ from holdfast.store.ram import RamStore
 from holdfast.trainer.opening.moved_runs import find_with_ram
 from holdfast.trainer.opening.opening import open_run
 from holdfast.trainer.opening.ram_tier import foreign_checkpoints, ram_store
-from holdfast.trainer.ranks.rendezvous import OneProcess, Rendezvous
+from holdfast.trainer.ranks.rendezvous import Rendezvous
 
 log = logging.getLogger(__name__)
 
@@ -107,7 +108,7 @@ def read_damaged(place: str | os.PathLike[str]) -> tuple[ReadableRun, HoldfastEr
 def open_or_create(place: str | os.PathLike[str]) -> ReadableRun:
     """Open the run at `place`, creating it if it is missing."""
     clock = SystemClock()
-    opened = open_run(place, Rendezvous(OneProcess(), clock), clock)
+    opened = open_run(place, Rendezvous(OwnProcess(), clock), clock)
     return ReadableRun(
         location=opened.location,
         run_id=opened.run_id,

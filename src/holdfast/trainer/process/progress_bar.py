@@ -10,9 +10,11 @@ import contextlib
 import logging
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
+from holdfast.engine.reading.restore import RestoreTally
+from holdfast.quantities import size_text
 from holdfast.trainer.process import terminal
 from holdfast.trainer.save.progress import Progress
 
@@ -88,6 +90,17 @@ def closing_state(progress: Progress) -> Callable[[], BarState | None]:
         return BarState(1 - left / max(1, whole), f"{whole - left} of {whole} {what} durable")
 
     return state
+
+
+def restoring_state(tallies: Sequence[RestoreTally]) -> BarState | None:
+    """Return how far the newest try of a restore is; None before it reads."""
+    if not tallies or not tallies[-1].wanted_bytes:
+        return None
+    tally = tallies[-1]
+    with tally.lock:
+        read_bytes = sum(tally.bytes_by_tier.values())
+    text = f"{size_text(read_bytes)} of {size_text(tally.wanted_bytes)}"
+    return BarState(read_bytes / tally.wanted_bytes, text)
 
 
 def _is_terminal() -> bool:

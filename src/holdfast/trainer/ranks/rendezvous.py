@@ -89,17 +89,6 @@ def _no_trouble() -> HoldfastError | None:
     return None
 
 
-class OneProcess:
-    """The processes of a job of one; see `holdfast.adapt.contract.Processes`."""
-
-    rank = 0
-    count = 1
-    slice_index = None
-
-    def key_values(self) -> KeyValues:
-        raise AssertionError("a job of one process has no key-value service")
-
-
 class Rendezvous:
     """One process's participation in its job's decisions. Owned by the training thread.
 

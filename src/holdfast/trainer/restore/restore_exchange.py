@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from holdfast.clock import Clock
 from holdfast.coordination.rank_runs import Runs, ranks_in, runs_of
 from holdfast.engine.reading.exchange import Exchange, ExchangePlace, remove_old
 from holdfast.engine.reading.spans import SharedRange, Wants, shared_ranges
@@ -63,7 +62,6 @@ class RestoreExchange:
     rendezvous: Rendezvous
     place: Callable[[], ExchangePlace | None]
     group: str
-    clock: Clock
     trouble: Callable[[], HoldfastError | None]
     _round: int = 0
     _has_joined: bool = False
@@ -84,7 +82,7 @@ class RestoreExchange:
             remove_old(place.ram_folder, lambda name: not name.startswith(f"{self.group}-"))
         if place is not None and checkpoint is not None and wants:
             # Begun first: a rank that waits for another one looks at its lock.
-            self._exchange = Exchange(place, f"{self.group}-{self._round}", self.clock)
+            self._exchange = Exchange(place, f"{self.group}-{self._round}", self.rendezvous.clock)
         exchange = self._exchange
         answer = self._agree(checkpoint, wants if exchange and exchange.has_begun else {})
         if exchange is None or checkpoint is None:

@@ -7,13 +7,16 @@ from contextlib import AbstractContextManager, contextmanager
 
 import msgspec
 
+from holdfast.engine.reading.exchange import Exchange
+from holdfast.engine.reading.spans import Wants
 from holdfast.errors import FencedError, HoldfastError, ProcessLostError
 from holdfast.format.json_codec import decode
 from holdfast.format.names import CheckpointId
 from holdfast.host.wire.protocol import Notice
+from holdfast.trainer.opening.agent_session import AgentSession
+from holdfast.trainer.opening.job_context import JobContext
 from holdfast.trainer.ranks.rendezvous import Rendezvous, json_text
 from holdfast.trainer.restore.restore_exchange import RestoreExchange
-from holdfast.trainer.restore.restoring import Rounds
 
 VOTE_SECS = 3600.0
 """How long the ranks wait for the slowest one, which may read from slow storage."""
@@ -47,19 +50,20 @@ class RestoreVerdict(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Votes:
-    """One rank's votes. The watcher's thread sets `_trouble`; the waiting thread reads it."""
+    """One rank's part in the rounds of its job's restores; see `restoring.Rounds`.
+
+    The watcher's thread sets `_trouble`; the waiting thread reads it.
+    """
+
+    is_outside = False
 
     def __init__(self, rendezvous: Rendezvous) -> None:
+        self.rank = rendezvous.rank
+        self.count = rendezvous.count
         self._rendezvous = rendezvous
         self._trouble: HoldfastError | None = None
         self._lost: Callable[[], HoldfastError | None] | None = None
-        self.rounds = Rounds(
-            vote=self._vote,
-            meet=self._meet,
-            rank=rendezvous.rank,
-            count=rendezvous.count,
-            propagating_errors=self._propagating_errors,
-        )
+        self._exchange: RestoreExchange | None = None
 
     @property
     def trouble(self) -> HoldfastError | None:
@@ -75,9 +79,15 @@ class Votes:
             finally:
                 self._lost = None
 
-    def read_together(self, exchange: RestoreExchange) -> None:
-        """Let each round agree on what the ranks read together."""
-        self.rounds.join, self.rounds.end_round = exchange.join, exchange.end_round
+    def read_together(self, job: JobContext, session: AgentSession) -> None:
+        """Let each round agree on what the ranks read together, if they read from a bucket."""
+        if job.reads_together:
+            self._exchange = RestoreExchange(
+                rendezvous=self._rendezvous,
+                place=lambda: job.exchange_place(session, lambda: self.trouble is not None),
+                group=session.group,
+                trouble=lambda: self.trouble,
+            )
 
     def on_notice(self, notice: Notice, group: str) -> None:
         """End the wait if the agent reports that a rank of `group` has ended, on any host."""
@@ -88,19 +98,31 @@ class Votes:
         elif notice.kind == "gone" and self._trouble is None:
             self._trouble = ProcessLostError(notice.reason)
 
-    def _propagating_errors(self) -> AbstractContextManager[object]:
+    def propagating_errors(self) -> AbstractContextManager[object]:
+        """Send an error that leaves the block to the other ranks, in place of a vote."""
         return self._rendezvous.propagating_errors(NAME)
 
-    def _meet(self) -> None:
+    def meet(self) -> None:
+        """Wait for all ranks."""
         self._rendezvous.decide(MEETING, "", lambda values: "", VOTE_SECS, lambda: self.trouble)
 
-    def _vote(self, good: bool, found: CheckpointId | None) -> tuple[bool, int]:
-        ballot = Ballot(good, found)
+    def join(self, checkpoint: CheckpointId | None, wants: Wants) -> Exchange | None:
+        """Agree with the other ranks on what they read together; see `RestoreExchange.join`."""
+        return self._exchange.join(checkpoint, wants) if self._exchange is not None else None
+
+    def vote(self, good: bool, checkpoint: CheckpointId | None) -> tuple[bool, int]:
+        """Vote, and return the verdict on all votes: (good, limit)."""
+        ballot = Ballot(good, checkpoint)
         answer = self._rendezvous.decide(
             NAME, json_text(ballot), _judged, VOTE_SECS, lambda: self.trouble
         )
         decided = decode(answer, RestoreVerdict)
         return decided.good, decided.limit
+
+    def end_round(self) -> None:
+        """End the round: remove what was exchanged in it."""
+        if self._exchange is not None:
+            self._exchange.end_round()
 
 
 def verdict(ballots: Sequence[Ballot]) -> RestoreVerdict:

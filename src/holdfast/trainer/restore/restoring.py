@@ -16,6 +16,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from holdfast.adapt.contract import Framework, Restoration, RestoreRequest
 from holdfast.clock import Clock
@@ -74,49 +75,82 @@ class RestoreReport:
     shared: int = 0
 
 
-def _alone(checkpoint: CheckpointId | None, wants: Wants) -> Exchange | None:
-    return None
-
-
-@dataclass(slots=True)
-class Rounds:
-    """The operations by which the ranks agree.
+class Rounds(Protocol):
+    """How a rank agrees with the others: a `LoneReader` with none, `Votes` with those of a job.
 
     Attributes:
-        vote: Votes with (could read it, its id), and returns (all could read it, the step below
-            which to continue).
         rank: This rank.
         count: The number of ranks.
-        propagating_errors: Returns a context manager. An error that leaves its block is sent to the
-            other ranks in place of a vote.
-        meet: Waits for all ranks. Each rank has sealed its saves before it calls this, so every
-            host's newest checkpoint is complete afterwards. Without it, a rank could list a host
-            after the older checkpoint was released there and before the newer one was complete.
         is_outside: Whether this reader is no process of the run's job. It then neither borrows
             memory that the run writes to again, nor has states of objects of its own.
-        join: Agrees with the other ranks on what they read together, from the checkpoint and what
-            this rank reads of it at a service. Later calls in a round return None.
-        end_round: Ends the round, after the vote.
     """
 
-    vote: Callable[[bool, CheckpointId | None], tuple[bool, int]]
-    rank: int
-    count: int
-    propagating_errors: Callable[[], AbstractContextManager[object]] = nullcontext
-    meet: Callable[[], None] = lambda: None
-    is_outside: bool = False
-    join: Callable[[CheckpointId | None, Wants], Exchange | None] = _alone
-    end_round: Callable[[], None] = lambda: None
+    @property
+    def rank(self) -> int: ...
+    @property
+    def count(self) -> int: ...
+    @property
+    def is_outside(self) -> bool: ...
+
+    def meet(self) -> None:
+        """Wait for all ranks, each of which has sealed its saves before it calls this.
+
+        So every host's newest checkpoint is complete afterwards. Without it, a rank could list a
+        host after the older checkpoint was released there and before the newer one was complete.
+        """
+        ...
+
+    def propagating_errors(self) -> AbstractContextManager[object]:
+        """Send an error that leaves the block to the other ranks, in place of a vote."""
+        ...
+
+    def join(self, checkpoint: CheckpointId | None, wants: Wants) -> Exchange | None:
+        """Agree with the other ranks on what they read together; None: nothing.
+
+        Args:
+            checkpoint: The checkpoint that this rank tries.
+            wants: What it reads of that at a service. Later calls in a round return None.
+        """
+        ...
+
+    def vote(self, good: bool, checkpoint: CheckpointId | None) -> tuple[bool, int]:
+        """Vote on the checkpoint that this rank has tried.
+
+        Returns:
+            Whether all ranks could read the same one, and the step below which to continue if not.
+        """
+        ...
+
+    def end_round(self) -> None:
+        """End the round, after the vote."""
+        ...
 
 
-def outside_rounds() -> Rounds:
-    """Return the rounds of one reader that agrees with no other process."""
-    return Rounds(
-        vote=lambda good, found: (good, found.step if found is not None else -1),
-        rank=0,
-        count=1,
-        is_outside=True,
-    )
+@dataclass(frozen=True, slots=True)
+class LoneReader:
+    """The rounds of a reader that agrees with no other process."""
+
+    rank: int = 0
+    count: int = 1
+    is_outside: bool = True
+
+    def meet(self) -> None:
+        """Return at once."""
+
+    def propagating_errors(self) -> AbstractContextManager[object]:
+        """Return a context that does nothing."""
+        return nullcontext()
+
+    def join(self, checkpoint: CheckpointId | None, wants: Wants) -> Exchange | None:
+        """Return None: nothing is read together."""
+        return None
+
+    def vote(self, good: bool, checkpoint: CheckpointId | None) -> tuple[bool, int]:
+        """Return this reader's own vote as that of all."""
+        return good, checkpoint.step if checkpoint is not None else -1
+
+    def end_round(self) -> None:
+        """Do nothing."""
 
 
 @dataclass(slots=True)

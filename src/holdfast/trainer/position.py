@@ -1,30 +1,20 @@
-"""Read checkpoints for the training thread, and move the run back to one of them.
+"""Follow where the run stands, check the order of its steps, and move it to another checkpoint.
 
-Invariant: reading does not affect the run or its next save. Only `go_on_from` and `branch_at` move
-the run; the later checkpoints then become an abandoned branch.
+Invariant: only `go_on_from`, `start_again` and `branch_at` move the run; the later checkpoints then
+become an abandoned branch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from holdfast.adapt.contract import Framework, RestoreRequest
-from holdfast.clock import Clock
-from holdfast.engine.lifecycle.catalog import Listing
-from holdfast.engine.reading.restore import RestoreTally
-from holdfast.engine.reading.view import View, newest_first
 from holdfast.errors import StepExistsError
-from holdfast.format.names import CheckpointId
 from holdfast.host.wire.control_block import NO_STEP
 from holdfast.observe.events.schema import SHOWN_MAX, StateRead, StateRestored
-from holdfast.quantities import size_text
 from holdfast.trainer.arguments import raise_step_order
 from holdfast.trainer.opening.agent_session import AgentSession
-from holdfast.trainer.process.progress_bar import BarState, progress_bar
-from holdfast.trainer.restore.restore_votes import Votes
-from holdfast.trainer.restore.restoring import RestoredState, restore_newest, restore_step
-from holdfast.trainer.save.overhead import OverheadMeter
+from holdfast.trainer.opening.run_views import RunViews
+from holdfast.trainer.restore.restoring import RestoredState
 from holdfast.trainer.save.progress import Progress
 from holdfast.trainer.save.save_schedule import SaveSchedule
 from holdfast.trainer.save.saver import Saver
@@ -34,56 +24,14 @@ SETTLE_SECS = 600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Restorer:
-    """Restore states and move the run. Owned by the training thread.
+class Position:
+    """The position of one process in its run. Owned by the training thread."""
 
-    Attributes:
-        look: Lists what can be read now.
-        look_at_newest: Lists the newest checkpoints of that, with few requests.
-        look_here: Lists what this host's RAM and the run's own storage have.
-        list_ram: Lists what this host's RAM has of one checkpoint.
-    """
-
-    framework: Framework
-    votes: Votes
     session: AgentSession
     steps: SaveSchedule
-    saver: Saver
     progress: Progress
-    meter: OverheadMeter | None
-    clock: Clock
-    look: Callable[[], View]
-    look_at_newest: Callable[[], View]
-    look_here: Callable[[], View]
-    list_ram: Callable[[CheckpointId], Listing]
-
-    def read(self, step: int | None, request: RestoreRequest) -> RestoredState | None:
-        """Restore the checkpoint of `step`, or the newest if `step` is None.
-
-        Every rank must call it.
-
-        Returns:
-            The state and its report; None if the run has no checkpoint.
-
-        Raises:
-            HoldfastError: As `restore_step` and `restore_newest`.
-        """
-        self.settle()
-        rounds = self.votes.rounds
-        looks = (self.framework, request, rounds, self.clock)
-        tallies: list[RestoreTally] = []
-        with (
-            self.votes.watching(),
-            progress_bar("restoring", lambda: _bar_state(tallies), is_on=rounds.rank == 0),
-        ):
-            if step is None:
-                look = newest_first(self.look_at_newest, self.look)
-                restored = restore_newest(look, *looks, tallies.append)
-            else:
-                restored = restore_step(self.look, step, *looks, tallies.append)
-        if self.meter is not None:
-            self.meter.paused()
-        return restored
+    saver: Saver
+    views: RunViews
 
     def note_read(self, restored: RestoredState) -> None:
         """Record a restore that does not move the run."""
@@ -96,15 +44,15 @@ class Restorer:
         A step that was saved after it and was deleted, or failed, needs a new attempt as well:
         within an attempt a step names one checkpoint only.
         """
-        found = restored.id
+        checkpoint = restored.id
         # Published first, so that targets that the agent sets from now on are above this step.
         place = self.session.place
-        place.control.cells[place.step_cell] = found.step
+        place.control.cells[place.step_cell] = checkpoint.step
         self.saver.reuse_nothing()
-        if not restored.is_newest or self.steps.has_accepted_after(found.step):
-            self.session.branch(found)
+        if not restored.is_newest or self.steps.has_accepted_after(checkpoint.step):
+            self.session.branch(checkpoint)
         # Last, because an exception before this must leave the training's position unchanged.
-        self.steps.went_back(found.step)
+        self.steps.went_back(checkpoint.step)
         self._report(StateRestored, restored)
 
     def start_again(self) -> None:
@@ -132,7 +80,7 @@ class Restorer:
         if steps.is_asked_again(step, self.progress.raised_at):
             # The previous call raised the failure of an earlier save, and the caller repeats it.
             return step
-        saved = {c.step for c in self.look().timeline}
+        saved = {c.step for c in self.views.load().timeline}
         newest = self.newest_step()
         # The checkpoint that the run continues from may have been deleted since.
         if force and step == max(newest, steps.floor):
@@ -151,13 +99,13 @@ class Restorer:
 
         Saving an older one again would abandon this one.
         """
-        steps = {c.step for c in self.look().timeline}
+        steps = {c.step for c in self.views.load().timeline}
         return max(steps | self.steps.accepted, default=-1)
 
     def branch_at(self, step: int) -> None:
         """Begin a branch of the run in which `step` can be saved again."""
         self.settle()
-        origin = max((c for c in self.look().timeline if c.step <= step), default=None)
+        origin = max((c for c in self.views.load().timeline if c.step <= step), default=None)
         self.session.branch(origin)
         self.steps.went_back(step)
 
@@ -179,14 +127,3 @@ class Restorer:
                 passed_over=report.passed_over[:SHOWN_MAX],
             )
         )
-
-
-def _bar_state(tallies: Sequence[RestoreTally]) -> BarState | None:
-    """Return how far the newest try of a restore is; None before it reads."""
-    if not tallies or not tallies[-1].wanted_bytes:
-        return None
-    tally = tallies[-1]
-    with tally.lock:
-        read_bytes = sum(tally.bytes_by_tier.values())
-    text = f"{size_text(read_bytes)} of {size_text(tally.wanted_bytes)}"
-    return BarState(read_bytes / tally.wanted_bytes, text)
