@@ -20,7 +20,6 @@ from holdfast.adapt.devices.transfers import PIECE_SIZE_BYTES
 from holdfast.adapt.jax.state import JaxFramework
 from holdfast.clock import SystemClock
 from holdfast.engine.saving import slots
-from holdfast.engine.saving.incremental import LastPart
 from holdfast.engine.saving.part import PartPlan
 from holdfast.engine.saving.part_writer import PartWriter
 from holdfast.engine.saving.slots import SlotFill
@@ -83,7 +82,7 @@ def filling_of(rig: Rig, clock: StepClock | SystemClock) -> SlotFill:
 
 
 def part_of(rig: Rig, fill: SlotFill) -> PartWriter:
-    part = PartWriter(rig.store, rig.plan, rig.snapshot, LastPart())
+    part = PartWriter(rig.store, rig.plan, rig.snapshot, None)
     assert part.open(fill)
     return part
 
@@ -115,8 +114,7 @@ def test_a_block_is_digested_while_later_ones_are_on_their_way(
         rig.device.held(),
         contextlib.closing(part_of(rig, filling_of(rig, SteppingClock(rig.device)))) as part,
     ):
-        assert part.write()
-        record = part.seal()
+        record = part.complete().record
     assert min(begun_at) < 3 == rig.device.copy_count
     assert len(record.blocks) == rig.plan.layout.block_count
     content = rig.image.read_bytes()
@@ -142,8 +140,9 @@ def test_the_devices_memory_is_let_go_as_soon_as_all_has_arrived(
         return digests(slot, layout, wait_for)
 
     monkeypatch.setattr(slots, "digests_of", noted)
-    with contextlib.closing(part_of(rig, filling_of(rig, SystemClock()))) as part:
-        assert part.write(keep=keep)
+    fill = filling_of(rig, SystemClock())
+    with contextlib.closing(part_of(rig, fill)) as part:
+        assert fill.copy(rig.snapshot, keep=keep)
         assert kept == [1 if keep else 0]
         # What goes elsewhere after all comes from the slot.
         chunk = rig.plan.layout.chunks[-1]
@@ -236,10 +235,10 @@ def test_what_fails_on_the_host_waits_for_the_devices_all_the_same(rig: Rig) -> 
 
 def test_a_slot_that_lost_its_memory_while_a_device_filled_it_becomes_no_image(rig: Rig) -> None:
     with contextlib.closing(part_of(rig, filling_of(rig, SystemClock()))) as part:
-        assert part.write()
+        assert part.copy()
         (slot,) = (rig.root / SLOTS).iterdir()
         os.truncate(slot, 0)
         os.truncate(slot, rig.plan.layout.size_bytes)
         with pytest.raises(StorageError, match="another process changes the RAM tier"):
-            part.seal()
+            part.complete()
     assert not rig.image.exists()

@@ -14,11 +14,10 @@ from holdfast.engine.saving.incremental import (
     SealedPart,
     choose,
     remember,
-    secure_reused,
     size_of_next_bytes,
 )
 from holdfast.engine.saving.part import PartImages, PartPlan
-from holdfast.engine.saving.part_writer import write_part
+from holdfast.engine.saving.part_writer import secure_reused, write_part
 from holdfast.errors import ObjectNotFoundError
 from holdfast.format.layout import Chunk
 from holdfast.format.names import CheckpointId, checkpoint_folder, image_key
@@ -91,7 +90,7 @@ class Run:
         """Choose images, and seal the part."""
         images, plan = self.choose(), self.plan()
         if self.last is not None:
-            secure_reused(self.store, plan, images, self.last)
+            secure_reused(self.store, plan, images, self.last.record)
         record = write_part(self.store, plan, self.made.chunk_bytes, images)
         self.last = remember("ram", record, plan, images, self.marks, self.last, is_readable=True)
         return images
@@ -222,7 +221,7 @@ def test_where_one_image_is_gone_no_name_is_left_of_the_others(memory: RamStore)
     assert run.last is not None
     memory.delete(image_key(checkpoint_id(2), 0, 1))
     with pytest.raises(ObjectNotFoundError):
-        secure_reused(memory, run.plan(), images, run.last)
+        secure_reused(memory, run.plan(), images, run.last.record)
     assert [*memory.list(checkpoint_folder(checkpoint_id(3)))] == []
 
 

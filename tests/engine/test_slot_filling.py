@@ -16,7 +16,6 @@ from holdfast.adapt.contract import Hold
 from holdfast.clock import SystemClock
 from holdfast.engine.lifecycle.catalog import list_checkpoints
 from holdfast.engine.saving import slots
-from holdfast.engine.saving.incremental import LastPart
 from holdfast.engine.saving.part import ChunkBytes, PartPlan
 from holdfast.engine.saving.part_writer import PartWriter, write_part
 from holdfast.engine.saving.slots import CACHED_SIZE_BYTES, SlotFill, digests_of
@@ -107,13 +106,13 @@ def test_a_slot_is_what_a_store_would_have_been_given(
 ) -> None:
     expected = write_part(DiskStore(tmp_path, SystemClock()), plan, chunk_bytes)
     with contextlib.closing(memory.begin(plan.layout.size_bytes)) as slot:
-        part = PartWriter(memory, plan, OnHost(), LastPart())
+        part = PartWriter(memory, plan, OnHost(), None)
         fill = SlotFill(slot, plan.layout, SystemClock())
         assert part.open(fill)
-        assert part.write()
+        assert part.copy()
         assert not list_checkpoints(memory)
         assert fill.digests() == digests_of(slot, plan.layout, lambda stop_bytes: None)
-        assert part.seal() == expected
+        assert part.complete().record == expected
     with memory.open(f"checkpoints/{ID}/image-00000-of-00001.safetensors") as image:
         data = bytearray(image.size_bytes)
         image.read_into(0, memoryview(data))

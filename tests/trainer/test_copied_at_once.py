@@ -13,7 +13,8 @@ import pytest
 import holdfast
 from holdfast import save_decision_policy
 from holdfast.engine.saving.part_writer import PartWriter
-from holdfast.trainer.save.saver import Saver, SaveRequest
+from holdfast.trainer.save.save_queue import SaveRequest
+from holdfast.trainer.save.saver import Saver
 from tests.hosts import Host
 
 SIZE = 4_000_000
@@ -25,7 +26,7 @@ def test_a_target_is_met_at_the_step_at_which_a_slot_is_free(
     one_host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun: list[tuple[int, bool]] = []
-    begin = Saver._begin
+    begin = Saver._open_prepared
 
     def noted(
         self: Saver, request: SaveRequest, held: contextlib.ExitStack | None = None
@@ -35,7 +36,7 @@ def test_a_target_is_met_at_the_step_at_which_a_slot_is_free(
             begun.append((request.plan.id.step, part is not None))
         return part
 
-    monkeypatch.setattr(Saver, "_begin", noted)
+    monkeypatch.setattr(Saver, "_open_prepared", noted)
     step_function = jax.jit(lambda x: x + 1, donate_argnums=0)
     state, step = jnp.zeros(SIZE), 0
     policy = save_decision_policy.ContinuousCheckpointingPolicy()

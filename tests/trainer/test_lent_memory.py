@@ -15,7 +15,7 @@ from holdfast.adapt.contract import Snapshot
 from holdfast.format.layout import Chunk
 from holdfast.format.names import CheckpointId
 from holdfast.trainer.planning import Taking
-from holdfast.trainer.save.saver import SaveRequest
+from holdfast.trainer.save.save_queue import SaveRequest
 from tests.hosts import Host, wait_until
 
 SIZE = 1_000_000

@@ -18,7 +18,7 @@ from holdfast.adapt.contract import Hold, Snapshot
 from holdfast.engine.saving.slots import RamSlots
 from holdfast.errors import SaveFailedError
 from holdfast.host.wire import protocol
-from holdfast.trainer.save import saver
+from holdfast.trainer.save import save_queue
 from holdfast.trainer.save.saver import Saver
 from tests.hosts import Host, wait_until
 
@@ -94,7 +94,7 @@ def test_a_forced_save_that_waits_says_once_for_what(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(saver, "WARN_SECS", 0.05)
+    monkeypatch.setattr(save_queue, "WARN_SECS", 0.05)
     is_full = threading.Event()
     is_full.set()
     ask = Saver._ask
@@ -116,7 +116,7 @@ def test_a_forced_save_that_waits_says_once_for_what(
     assert manager.save(0, state(0))
     manager._progress.wait(lambda sealed, finished: sealed, 30)
     assert manager.save(1, state(1), force=True)
-    wait_until(lambda: manager._saver._waiting is None)
+    wait_until(lambda: manager._saver._queue._waiting is None)
     assert manager.save(2, state(2), force=True)
     assert not warnings()
 

@@ -23,9 +23,9 @@ from holdfast.adapt.jax.state import JaxFramework
 from holdfast.adapt.nested import NestedRestoration
 from holdfast.clock import SystemClock
 from holdfast.engine.reading.restore import fill_targets
-from holdfast.engine.saving.incremental import LastPart
+from holdfast.engine.saving.incremental import SealedPart
 from holdfast.engine.saving.part_writer import PartWriter, write_part
-from holdfast.engine.saving.slots import RamSlots, SlotFill
+from holdfast.engine.saving.slots import RamSlots
 from holdfast.errors import StorageError
 from holdfast.store.disk import DiskStore
 from holdfast.store.slots import SlotPool
@@ -328,19 +328,22 @@ def slots(root: Path) -> Iterator[RamSlots]:
     made.close()
 
 
-def begin_next(slots: RamSlots, root: Path, plan: Any, snapshot: Any, last: LastPart) -> PartWriter:
+def begin_next(
+    slots: RamSlots, root: Path, plan: Any, snapshot: Any, last: SealedPart | None
+) -> PartWriter:
     """Begin a part in a slot of its size."""
     part = PartWriter(slots.store(), plan, snapshot, last)
     layout = part.images.own
     name = SlotPool(root, None, SystemClock()).reserve(layout.size_bytes)
-    assert part.open(SlotFill(slots.begin(name, layout.size_bytes), layout, SystemClock()))
+    assert part.open(slots.begin(name, layout))
     return part
 
 
-def seal_next(slots: RamSlots, root: Path, plan: Any, snapshot: Any, last: LastPart) -> None:
+def seal_next(
+    slots: RamSlots, root: Path, plan: Any, snapshot: Any, last: SealedPart | None
+) -> SealedPart:
     with contextlib.closing(begin_next(slots, root, plan, snapshot, last)) as part:
-        assert part.write()
-        part.seal()
+        return part.complete()
 
 
 def test_a_part_whose_ram_is_removed_under_it_still_has_all_its_bytes(
@@ -348,7 +351,7 @@ def test_a_part_whose_ram_is_removed_under_it_still_has_all_its_bytes(
 ) -> None:
     """Also those that it had only reused: nothing else holds the state any more."""
     durable = DiskStore(tmp_path, SystemClock())
-    last, planner, framework = LastPart(), Planner("r", 0, 1), JaxFramework()
+    planner, framework = Planner("r", 0, 1), JaxFramework()
     state = begun()
 
     def taking(step: int) -> tuple[Any, Any]:
@@ -356,15 +359,15 @@ def test_a_part_whose_ram_is_removed_under_it_still_has_all_its_bytes(
         taking = Taking(id=checkpoint_id(step), time=TIME, metrics=None)
         return planner.plan(snapshot, taking), snapshot
 
-    seal_next(slots, root, *taking(0), last)
+    last = seal_next(slots, root, *taking(0), None)
     state = trained(state, "frozen")
     plan, snapshot = taking(1)
     with contextlib.closing(begin_next(slots, root, plan, snapshot, last)) as part:
         assert len(part.images.reused) == 1
-        assert part.write()
+        assert part.copy()
         shutil.rmtree(root)
         with pytest.raises(StorageError, match="the RAM tier was removed"):
-            part.seal()
+            part.complete()
         part.discard()
         assert part.is_whole
         write_part(durable, plan, part.chunk_bytes())
@@ -378,31 +381,33 @@ def test_a_part_whose_ram_is_removed_under_it_still_has_all_its_bytes(
 def test_a_part_that_is_not_sealed_leaves_no_name_behind(
     slots: RamSlots, root: Path, is_written: bool
 ) -> None:
-    last, planner, framework = LastPart(), Planner("r", 0, 1), JaxFramework()
-    state = begun()
+    planner, framework = Planner("r", 0, 1), JaxFramework()
+    state, last = begun(), None
     for step in range(3):
         snapshot = framework.snapshot(state)
         plan = planner.plan(snapshot, Taking(id=checkpoint_id(step), time=TIME, metrics=None))
         if step < 2:
-            seal_next(slots, root, plan, snapshot, last)
+            last = seal_next(slots, root, plan, snapshot, last)
         state = trained(state, "frozen")
     folder = root / "checkpoints"
     assert sorted(os.listdir(folder)) == [str(checkpoint_id(0)), str(checkpoint_id(1))]
     with contextlib.closing(begin_next(slots, root, plan, snapshot, last)) as part:
         assert len(part.images.reused) == 1
         if is_written:
-            part.write()
+            part.copy()
         assert len(os.listdir(folder / str(checkpoint_id(2)))) == 1
     assert sorted(os.listdir(folder)) == [str(checkpoint_id(0)), str(checkpoint_id(1))]
     part.close()
 
 
 def test_a_slot_whose_filling_ended_early_is_never_sealed(slots: RamSlots, root: Path) -> None:
-    last, snapshot = LastPart(), JaxFramework().snapshot(begun())
+    snapshot = JaxFramework().snapshot(begun())
     taking = Taking(id=checkpoint_id(0), time=TIME, metrics=None)
     plan = Planner("r", 0, 1).plan(snapshot, taking)
-    with contextlib.closing(begin_next(slots, root, plan, snapshot, last)) as part:
+    with contextlib.closing(begin_next(slots, root, plan, snapshot, None)) as part:
         part.end()
-        assert not part.write()
+        assert not part.copy()
+        with pytest.raises(StorageError, match="not filled whole"):
+            part.complete()
         assert not part.is_whole
     assert not list((root / "checkpoints").glob("*/*"))

@@ -57,8 +57,9 @@ from holdfast.trainer.restore.restoring import RestoredState, RestoreReport
 from holdfast.trainer.save.overhead import OverheadMeter, meter_for
 from holdfast.trainer.save.patience import SAVE_PATIENCE_SECS, Patience
 from holdfast.trainer.save.progress import STOPPED_BY, Progress
+from holdfast.trainer.save.save_queue import SaveRequest
 from holdfast.trainer.save.save_schedule import SaveSchedule
-from holdfast.trainer.save.saver import Saver, SaveRequest, report_all, report_unknown
+from holdfast.trainer.save.saver import Saver, report_all, report_unknown
 from holdfast.trainer.save.user_policies import UserPolicyThread, history, user_policies
 
 SAVER_SECS = 300.0

@@ -9,7 +9,6 @@ saves, so that arrays that change in every step are not read for it.
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,16 +16,12 @@ from dataclasses import dataclass
 
 import msgspec
 
-from holdfast.adapt.contract import Mark, Snapshot
+from holdfast.adapt.contract import Mark
 from holdfast.engine.saving.part import ChunkBytes, PartImages, PartPlan
-from holdfast.errors import StorageError
 from holdfast.format.digests import block_count, block_ranges, digest
 from holdfast.format.layout import Chunk, ImageLayout, partial_layout
-from holdfast.format.names import image_key, reused_image_key
 from holdfast.format.ranges import members, ranges_of
 from holdfast.format.records import PartRecord, ReusedImage
-from holdfast.store.contract import Store
-from holdfast.store.ram import RamStore
 
 REUSED_COUNT_MAX = 4
 USED_SIZE_MIN_BYTES = 1024 * 1024
@@ -51,59 +46,6 @@ class SealedPart:
     own: ImageLayout
     marks: Sequence[Mark]
     steady: frozenset[int]
-
-
-class LastPart:
-    """The last sealed part of this rank, whose images the next one may reuse.
-
-    Owned by the saver's thread; the training thread calls `choose` and `reuse_nothing` too.
-    """
-
-    def __init__(self) -> None:
-        self._sealed: SealedPart | None = None
-
-    def reuse_nothing(self) -> None:
-        """Reuse nothing for the next part, because the run continues from another checkpoint."""
-        self._sealed = None
-
-    def choose(
-        self, tier: str, plan: PartPlan, snapshot: Snapshot
-    ) -> tuple[PartImages, SealedPart | None]:
-        """Return the images of a new part in `tier`, and the part whose images it reuses."""
-        before = self._in(tier)
-        # Arrays on a device are not compared by digest: that would need a copy to the host.
-        chunk_bytes = None if snapshot.on_devices else snapshot.chunk_bytes
-        return choose(plan, before, snapshot.marks, chunk_bytes), before
-
-    def remember(
-        self,
-        tier: str,
-        record: PartRecord,
-        plan: PartPlan,
-        images: PartImages,
-        snapshot: Snapshot,
-    ) -> None:
-        """Record that a part was sealed in `tier`."""
-        self._sealed = remember(
-            tier,
-            record,
-            plan,
-            images,
-            snapshot.marks,
-            self._sealed,
-            is_readable=not snapshot.on_devices,
-        )
-
-    def size_of_next_bytes(self, plan: PartPlan) -> int:
-        """Return the expected size in bytes of the own image after that of `plan`."""
-        before = self._in("ram")
-        if before is None or before.record.id != plan.id:
-            return plan.layout.size_bytes
-        return size_of_next_bytes(before, plan)
-
-    def _in(self, tier: str) -> SealedPart | None:
-        before = self._sealed
-        return before if before is not None and before.tier == tier else None
 
 
 def remember(
@@ -155,43 +97,15 @@ def choose(
     return _images_of_part(plan, before, _still_good(before, is_same, chunk_bytes))
 
 
-def size_of_next_bytes(before: SealedPart, plan: PartPlan) -> int:
-    """Return the size of the next part's own image if the steady chunks stay unchanged."""
-    found = _still_good(before, lambda chunk: chunk.ordinal in before.steady, None)
-    return _images_of_part(plan, before, found).own.size_bytes
+def size_of_next_bytes(last: SealedPart | None, plan: PartPlan) -> int:
+    """Return the expected size in bytes of the own image after that of `plan`, in RAM.
 
-
-def secure_reused(store: Store, plan: PartPlan, images: PartImages, before: SealedPart) -> None:
-    """Check that the reused images exist; in RAM, link each into the new checkpoint's folder.
-
-    RAM is recycled at any time; a linked image stays. In the durable tier the last commit of the
-    attempt names the images, so they are removed only if that checkpoint is deleted on request.
-
-    Raises:
-        StorageError: an image was removed meanwhile, or the store failed; no image has a name in
-            the new folder.
+    It is that of all chunks, unless `last` is that part: then the steady chunks stay unchanged.
     """
-    last, rank, count = before.record.id, plan.rank, plan.part_count
-    try:
-        for image in images.reused:
-            if not isinstance(store, RamStore):
-                with store.open(image_key(image.origin, rank, count)):
-                    continue
-            source = reused_image_key(last, rank, count, image.origin)
-            if image.origin == last:
-                source = image_key(last, rank, count)
-            store.link(source, reused_image_key(plan.id, rank, count, image.origin))
-    except StorageError:
-        release_reused(store, plan, images)
-        raise
-
-
-def release_reused(store: Store, plan: PartPlan, images: PartImages) -> None:
-    """Remove the links, after a failed save; names that cannot be removed are left."""
-    if isinstance(store, RamStore):
-        for image in images.reused:
-            with contextlib.suppress(StorageError):
-                store.delete(reused_image_key(plan.id, plan.rank, plan.part_count, image.origin))
+    if last is None or last.tier != "ram" or last.record.id != plan.id:
+        return plan.layout.size_bytes
+    images = _still_good(last, lambda chunk: chunk.ordinal in last.steady, None)
+    return _images_of_part(plan, last, images).own.size_bytes
 
 
 def _may_serve(before: SealedPart, plan: PartPlan) -> bool:
@@ -223,7 +137,7 @@ def _still_good(
     With `chunk_bytes`, steady chunks whose object differs are digested whole, if that could make an
     image worth reusing.
     """
-    found = []
+    usable = []
     for image in _images(before):
         chunks = [before.whole.chunks[ordinal] for ordinal in members(image.used)]
         unchanged = [chunk for chunk in chunks if is_same(chunk)]
@@ -235,8 +149,8 @@ def _still_good(
         size_bytes = _size_bytes(unchanged)
         if _is_worth(size_bytes, image):
             used = ranges_of(sorted(chunk.ordinal for chunk in unchanged))
-            found.append((size_bytes, msgspec.structs.replace(image, used=used)))
-    return found
+            usable.append((size_bytes, msgspec.structs.replace(image, used=used)))
+    return usable
 
 
 def _equal(chunks: Sequence[Chunk], chunk_bytes: ChunkBytes, record: PartRecord) -> list[Chunk]:
@@ -252,9 +166,9 @@ def _equal(chunks: Sequence[Chunk], chunk_bytes: ChunkBytes, record: PartRecord)
 
 
 def _images_of_part(
-    plan: PartPlan, before: SealedPart, found: list[tuple[int, ReusedImage]]
+    plan: PartPlan, before: SealedPart, usable: list[tuple[int, ReusedImage]]
 ) -> PartImages:
-    best = sorted(found, key=lambda entry: entry[0], reverse=True)[:REUSED_COUNT_MAX]
+    best = sorted(usable, key=lambda entry: entry[0], reverse=True)[:REUSED_COUNT_MAX]
     if not best:
         return PartImages(own=plan.layout)
     reused = tuple(sorted((image for _, image in best), key=lambda image: image.origin))

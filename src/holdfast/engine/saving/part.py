@@ -48,12 +48,12 @@ def check_layout(part: PartRecord, layout: PartLayout) -> None:
     Raises:
         CheckpointDamagedError: they do not.
     """
-    found = (*image_sizes_bytes(part), len(part.blocks))
+    recorded = (*image_sizes_bytes(part), len(part.blocks))
     expected = (*(image.size_bytes for image in layout.images), layout.block_count)
-    if found != expected:
+    if recorded != expected:
         raise CheckpointDamagedError(
-            f"read part {part.rank} of {part.id}: its record says {_sizes_text(found)}, the arrays "
-            f"make {_sizes_text(expected)}"
+            f"read part {part.rank} of {part.id}: its record says {_sizes_text(recorded)}, the "
+            f"arrays make {_sizes_text(expected)}"
         )
 
 
@@ -72,15 +72,15 @@ def check_block(data: Buffer, expected: str, where: str, offset_bytes: int) -> N
     check_digest(digest(data), (offset_bytes, stop_bytes, expected), where)
 
 
-def check_digest(found: str, expected: tuple[int, int, str], where: str) -> None:
+def check_digest(actual: str, expected: tuple[int, int, str], where: str) -> None:
     """Check the digest of a range; `expected` is (start, stop, digest).
 
     Raises:
         CheckpointDamagedError: as `check_block`.
     """
     start, stop, right = expected
-    if found != right:
+    if actual != right:
         raise CheckpointDamagedError(
-            f"read {where}: bytes [{start}, {stop}) have digest {found}, expected {right}; the "
+            f"read {where}: bytes [{start}, {stop}) have digest {actual}, expected {right}; the "
             "bytes were changed after they were written"
         )

@@ -41,9 +41,9 @@ class PartLayouts:
             CheckpointDamagedError: the record's sizes do not match the arrays.
         """
         with self._lock:
-            found = self._of(part.rank, part.reused)
-        check_layout(part, found)
-        return found
+            layout = self._of(part.rank, part.reused)
+        check_layout(part, layout)
+        return layout
 
     def whole(self, rank: int) -> ImageLayout:
         """Return the layout of all chunks of a rank, as if they were in one image."""

@@ -1,7 +1,8 @@
 """Write one rank's part: images reused from the last part, an image of its own, and the record.
 
-A part is opened, written, and then sealed or aborted. Its own image goes into a slot of the RAM
-tier, or directly to a store; what writes it differs, the order does not.
+The way of a part: choose the unchanged chunks, secure their images, take a slot for the rest, copy
+and digest that, seal. Its own image goes into a slot of the RAM tier, or directly to a store; what
+writes it differs, the order does not. A part that is not completed is aborted.
 
 Invariants:
 - In RAM, reused images are linked into the new checkpoint's folder before anything else of it is
@@ -21,7 +22,7 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate, islice
 
 from holdfast.adapt.contract import Snapshot
-from holdfast.engine.saving.incremental import LastPart, release_reused, secure_reused
+from holdfast.engine.saving.incremental import SealedPart, choose, remember
 from holdfast.engine.saving.part import ChunkBytes, PartImages, PartPlan
 from holdfast.engine.saving.slots import SlotFill
 from holdfast.errors import StorageError
@@ -33,14 +34,16 @@ from holdfast.format.ranges import members
 from holdfast.format.records import PartRecord
 from holdfast.format.sealed import seal
 from holdfast.store.contract import Reader, Store
+from holdfast.store.ram import RamStore
 
 log = logging.getLogger(__name__)
 
 
 class PartWriter:
-    """One part that is being written to one store.
+    """One part on its way into one store: choose, open, copy, complete; `close` undoes the rest.
 
-    Threads may use it one after another; `write` and `end` may be called by several at once.
+    Threads may use it one after another; `copy`, `complete` and `end` may be called by several at
+    once. Nothing is held or written before `open`.
 
     Args:
         store: The store: the RAM tier if a slot takes the image.
@@ -49,15 +52,19 @@ class PartWriter:
         last: The last sealed part, some of whose images this one may reuse.
     """
 
-    def __init__(self, store: Store, plan: PartPlan, snapshot: Snapshot, last: LastPart) -> None:
+    def __init__(
+        self, store: Store, plan: PartPlan, snapshot: Snapshot, last: SealedPart | None
+    ) -> None:
         self._store = store
         self._plan = plan
         self._last = last
         self._snapshot = snapshot
         self._key = image_key(plan.id, plan.rank, plan.part_count)
-        self.images, self._before = last.choose(store.tier, plan, snapshot)
+        self._before = last if last is not None and last.tier == store.tier else None
+        # Arrays on a device are not compared by digest: that would need a copy to the host.
+        chunk_bytes = None if snapshot.on_devices else snapshot.chunk_bytes
+        self.images = choose(plan, self._before, snapshot.marks, chunk_bytes)
         self._fill: SlotFill | None = None
-        self._digests: Sequence[str] = ()
         self._open = contextlib.ExitStack()
         self._readers: list[Reader] = []
         self._is_sealed = False
@@ -70,12 +77,12 @@ class PartWriter:
 
         Returns:
             False if one was removed, because its checkpoint was dropped meanwhile. Then
-            `images` has all chunks in the part's own image.
+            `images` has all chunks in the part's own image, which may need another slot.
         """
         self._fill = fill
         try:
             if self._before is not None:
-                secure_reused(self._store, self._plan, self.images, self._before)
+                secure_reused(self._store, self._plan, self.images, self._before.record)
             for image in self.images.reused if self._store.tier == "ram" else ():
                 key = reused_image_key(
                     self._plan.id, self._plan.rank, self._plan.part_count, image.origin
@@ -93,40 +100,42 @@ class PartWriter:
         """Write the part's own image into a slot, which `close` releases."""
         self._fill = fill
 
-    def write(self, *, keep: bool = True) -> bool:
-        """Write the part's own image, or wait until another thread has; return whether it is whole.
+    def copy(self) -> bool:
+        """Fill the slot, or wait until another thread has; return whether it is whole.
+
+        Raises:
+            StorageError, DeviceError: This thread cannot fill it.
+        """
+        return self._fill is not None and self._fill.copy(self._snapshot)
+
+    def complete(self, *, keep: bool = True) -> SealedPart:
+        """Write the own image, or wait until another thread has; name it, and write the record.
 
         Args:
             keep: Do not release a state on devices as soon as it is in a slot.
 
         Raises:
-            OutOfSpaceError, StorageError, DeviceError: This thread cannot write it.
-        """
-        if self._fill is not None:
-            return self._fill.copy(self._snapshot, keep=keep)
-        image = ImageSource(self.images.own, self._snapshot.chunk_bytes)
-        self._store.put(self._key, image)
-        self._digests = image.digests
-        return True
-
-    def seal(self) -> PartRecord:
-        """Give the own image its name if it is in a slot, and write the record; return it.
-
-        Raises:
-            OutOfSpaceError, StorageError: The part is not sealed, and no part is visible.
+            OutOfSpaceError, StorageError, DeviceError: The part is not sealed, and no part is
+                visible; another thread may have ended the copying before the slot was whole.
         """
         fill = self._fill
-        if fill is not None:
-            if not fill.slot.is_current:
-                raise StorageError("the RAM tier was removed while the state was copied into it")
-            self._digests = fill.digests()
-            # Right before the name becomes visible: another process may have truncated the slot.
-            fill.slot.check_whole()
-            fill.slot.show(self._key)
-        record = put_record(self._store, self._plan, self.images, self._digests)
+        if fill is None:
+            digests = put_image(self._store, self._plan, self.images, self._snapshot.chunk_bytes)
+        elif fill.copy(self._snapshot, keep=keep):
+            digests = fill.show(self._key)
+        else:
+            raise StorageError(f"save step {self._plan.id.step}: the slot was not filled whole")
+        record = put_record(self._store, self._plan, self.images, digests)
         self._is_sealed = True
-        self._last.remember(self._store.tier, record, self._plan, self.images, self._snapshot)
-        return record
+        return remember(
+            self._store.tier,
+            record,
+            self._plan,
+            self.images,
+            self._snapshot.marks,
+            self._last,
+            is_readable=not self._snapshot.on_devices,
+        )
 
     @property
     def is_whole(self) -> bool:
@@ -153,11 +162,11 @@ class PartWriter:
                 c.ordinal: (memory, c.offset_bytes) for c in layout.chunks if c.ordinal in used
             }
 
-        def found(chunk: Chunk) -> memoryview:
+        def bytes_of(chunk: Chunk) -> memoryview:
             view, offset_bytes = places[chunk.ordinal]
             return view[offset_bytes : offset_bytes + chunk.size_bytes]
 
-        return found
+        return bytes_of
 
     def end(self) -> None:
         """Let no thread begin to write the image any more; wait for one that is writing it."""
@@ -171,7 +180,7 @@ class PartWriter:
         # An image without a record is not a part: nothing else would free its slot.
         with contextlib.suppress(StorageError):
             self._store.delete(self._key)
-        release_reused(self._store, self._plan, self.images)
+        _release_reused(self._store, self._plan, self.images)
 
     def close(self) -> None:
         """Abort the part if it was not sealed, and release all memory. Idempotent."""
@@ -180,6 +189,39 @@ class PartWriter:
         self._open.close()
         if self._fill is not None:
             self._fill.close()
+
+
+def secure_reused(store: Store, plan: PartPlan, images: PartImages, last: PartRecord) -> None:
+    """Check that the images reused of the part `last` exist; in RAM, link each.
+
+    RAM is recycled at any time; a linked image stays. In the durable tier the last commit of the
+    attempt names the images, so they are removed only if that checkpoint is deleted on request.
+
+    Raises:
+        StorageError: an image was removed meanwhile, or the store failed; no image has a name in
+            the new folder.
+    """
+    rank, count = plan.rank, plan.part_count
+    try:
+        for image in images.reused:
+            if not isinstance(store, RamStore):
+                with store.open(image_key(image.origin, rank, count)):
+                    continue
+            source = reused_image_key(last.id, rank, count, image.origin)
+            if image.origin == last.id:
+                source = image_key(last.id, rank, count)
+            store.link(source, reused_image_key(plan.id, rank, count, image.origin))
+    except StorageError:
+        _release_reused(store, plan, images)
+        raise
+
+
+def _release_reused(store: Store, plan: PartPlan, images: PartImages) -> None:
+    """Remove the links, after a failed save; names that cannot be removed are left."""
+    if isinstance(store, RamStore):
+        for image in images.reused:
+            with contextlib.suppress(StorageError):
+                store.delete(reused_image_key(plan.id, plan.rank, plan.part_count, image.origin))
 
 
 def write_part(
@@ -247,11 +289,11 @@ def _all_blocks(
     if not images.reused:
         return tuple(own_blocks)
     rest = iter(own_blocks)
-    found: list[str] = []
+    blocks: list[str] = []
     for chunk in whole.chunks:
         reused = images.reused_blocks.get(chunk.ordinal)
-        found += islice(rest, block_count(chunk.size_bytes)) if reused is None else reused
-    return tuple(found)
+        blocks += islice(rest, block_count(chunk.size_bytes)) if reused is None else reused
+    return tuple(blocks)
 
 
 class ImageSource:
@@ -289,14 +331,14 @@ class ImageSource:
 
     def _blocks_of(self, index: int, start: int, stop: int) -> Iterator[Buffer]:
         """Yield the bytes [start, stop) of a chunk, as far as it has them."""
-        chunk, (known, data) = self._layout.chunks[index], self._last
-        if known is not chunk:
+        chunk, (last, data) = self._layout.chunks[index], self._last
+        if last is not chunk:
             data = self._chunk_bytes(chunk)
             self._last = chunk, data
         ranges = block_ranges(chunk.size_bytes)
-        for number, (first, last) in enumerate(ranges, self._first_blocks[index]):
-            if first < stop and last > start:
-                yield data[max(first, start) : min(last, stop)]
-                if last <= stop:
+        for number, (first, end) in enumerate(ranges, self._first_blocks[index]):
+            if first < stop and end > start:
+                yield data[max(first, start) : min(end, stop)]
+                if end <= stop:
                     # The store has just read the block, so it is in the processor's cache.
-                    self.digests[number] = digest(data[first:last])
+                    self.digests[number] = digest(data[first:end])

@@ -48,49 +48,53 @@ log = logging.getLogger(__name__)
 class RamSlots:
     """The slots of one kind of image, one of which may be prepared.
 
-    Owned by the saver's thread; the training thread calls `acquire`, `has_ready` and `tier` too.
+    Owned by the saver's thread; the training thread calls `acquire`, `prepared_in` and `has_ready`
+    too.
 
     Args:
         folder: Returns the present root of the RAM tier, or None if there is none.
         clock: The clock for waits.
+        digesting: Digest the images on the way into the slots.
     """
 
-    def __init__(self, folder: Callable[[], Path | None], clock: Clock) -> None:
+    def __init__(
+        self, folder: Callable[[], Path | None], clock: Clock, *, digesting: bool = True
+    ) -> None:
         self._folder = folder
         self._clock = clock
+        self._digesting = digesting
         self._store: RamStore | None = None
         self._slot = ""
         self._lock = threading.Lock()
         self._ready: SlotWriter | None = None
 
     def acquire(
-        self, size_bytes: int, held: contextlib.ExitStack | None = None
-    ) -> SlotWriter | None:
-        """Return the prepared slot if it has that size, else None. The caller closes the slot.
+        self, layout: ImageLayout, held: contextlib.ExitStack | None = None
+    ) -> SlotFill | None:
+        """Return the prepared slot if it has the image's size, else None. The caller closes it.
 
         Args:
-            size_bytes: The size of the image.
+            layout: The layout of the image.
             held: Closes the slot too, so that an exception raised before the caller has the slot
                 does not leak it.
         """
         with self._lock:
             ready = self._ready
-            if ready is None or ready.size_bytes != size_bytes or not ready.is_current:
+            if ready is None or ready.size_bytes != layout.size_bytes or not ready.is_current:
                 return None
             if held is not None:
                 held.callback(ready.close)
             self._ready = None
-            return ready
+        return self._filling(ready, layout)
 
     @property
     def has_ready(self) -> bool:
         """Whether a slot is prepared; read without the lock, so it may be outdated at once."""
         return self._ready is not None
 
-    def tier(self) -> RamStore:
-        """Return the RAM tier of the slot acquired last, for everything except writing an image."""
-        assert self._store is not None
-        return self._store
+    def prepared_in(self) -> RamStore | None:
+        """Return the RAM tier of the prepared slot, for all but its image; None without a slot."""
+        return self._store if self.has_ready else None
 
     def store(self) -> RamStore:
         """Return the RAM tier at its present root."""
@@ -101,12 +105,18 @@ class RamSlots:
             self._store = RamStore(folder, lambda size: self._slot, self._clock)
         return self._store
 
-    def begin(self, name: str, size_bytes: int) -> SlotWriter:
-        """Map and lock a slot that the agent has assigned; the caller closes it.
+    def begin(self, name: str, layout: ImageLayout) -> SlotFill:
+        """Map and lock a slot that the agent has assigned for an image; the caller closes it.
 
         Raises:
             StorageError: The slot no longer exists, or belongs to another process by now.
         """
+        return self._filling(self._map(name, layout.size_bytes), layout)
+
+    def _filling(self, slot: SlotWriter, layout: ImageLayout) -> SlotFill:
+        return SlotFill(slot, layout, self._clock, digesting=self._digesting)
+
+    def _map(self, name: str, size_bytes: int) -> SlotWriter:
         self._slot = name
         return self.store().begin(size_bytes)
 
@@ -125,11 +135,11 @@ class RamSlots:
         Raises:
             StorageError: The slot no longer exists, or belongs to another process by now.
         """
-        filling = self.begin(name, size_bytes)
+        slot = self._map(name, size_bytes)
         # Pinning is slow for a slot's first image only, so it is done here, before a save needs it.
-        filling.pinned(pin)
+        slot.pinned(pin)
         with self._lock:
-            self._ready = filling
+            self._ready = slot
 
     def close(self) -> None:
         """Release all memory."""
@@ -216,6 +226,20 @@ class SlotFill:
             self._digests = digests_of(self.slot, self.layout, lambda stop_bytes: None)
         return self._digests
 
+    def show(self, key: str) -> Sequence[str]:
+        """Give an image that is whole its name, and return the digests of its blocks.
+
+        Raises:
+            StorageError: The RAM tier was removed, or another process has changed the slot.
+        """
+        if not self.slot.is_current:
+            raise StorageError("the RAM tier was removed while the state was copied into it")
+        digests = self.digests()
+        # Right before the name becomes visible: another process may have truncated the slot.
+        self.slot.check_whole()
+        self.slot.show(key)
+        return digests
+
     def close(self) -> None:
         """End the copying and release the slot; without a name it is free again. Idempotent."""
         self.end()
@@ -232,10 +256,10 @@ class SlotFill:
         if memory is not None:
             ranges = snapshot.device_ranges(layout.chunks)
         if memory is None or not ranges:
-            found = fill_chunks(
+            digests = fill_chunks(
                 slot, layout.chunks, snapshot.chunk_bytes, digesting=self._digesting
             )
-            self._digests = found if self._digesting else None
+            self._digests = digests if self._digesting else None
             self.is_whole = True
             return
         began_secs = self._clock.monotonic()
@@ -250,7 +274,7 @@ class SlotFill:
                     self.is_whole = True
                     if not keep:
                         snapshot.release()
-                    size_bytes = sum(found.size_bytes for found in ranges.values())
+                    size_bytes = sum(range_.size_bytes for range_ in ranges.values())
                     secs = self._clock.monotonic() - began_secs
                     log.debug("devices copied %d bytes in %.6f s", size_bytes, secs)
 
@@ -378,8 +402,8 @@ class _Blocks:
     def copy(self) -> None:
         """Copy blocks until the queue is empty or stopped."""
         try:
-            while (found := self._take()) is not None:
-                number, (offset_bytes, data) = found
+            while (block := self._take()) is not None:
+                number, (offset_bytes, data) = block
                 if self._slot is None:
                     self._filling.write(offset_bytes, data)
                 else:
@@ -437,7 +461,7 @@ def digests_of(
                 wait_for(ranges[-1][1])
                 digesting.append(pool.submit(_digests, view, ranges))
             wait_for(layout.size_bytes)
-            return [found for digests in digesting for found in digests.result()]
+            return [block for digests in digesting for block in digests.result()]
         finally:
             # Waits for running tasks, which read the view that is released next.
             pool.shutdown(cancel_futures=True)

@@ -101,6 +101,11 @@ class AgentPlace:
     """The cell for the cost of a checkpoint, in nanoseconds."""
     waits: WaitCells = field(init=False)
     """The cells for the waits of the training."""
+    blocked_cell: int = field(init=False)
+    """The cell for the time for which saves have blocked the training."""
+    blocked_before_cell: int = field(init=False)
+    """The cell for that time before the step in the next one."""
+    blocked_step_cell: int = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "number", self.attempt.number)
@@ -109,6 +114,9 @@ class AgentPlace:
         object.__setattr__(self, "notice_cell", notice_cell(self.seat))
         object.__setattr__(self, "cost_cell", cost_cell(self.seat))
         object.__setattr__(self, "waits", wait_cells(self.seat))
+        object.__setattr__(self, "blocked_cell", blocked_cell(self.seat))
+        object.__setattr__(self, "blocked_before_cell", blocked_before_cell(self.seat))
+        object.__setattr__(self, "blocked_step_cell", blocked_step_cell(self.seat))
 
     def publish_first_step(self, step: int, time: datetime) -> None:
         """Publish the first step after opening or resuming."""
@@ -119,13 +127,13 @@ class AgentPlace:
     def begin_blocked(self) -> None:
         """Publish that what is added to the blocked time from now on is after the present step."""
         cells, step = self.control.cells, self.control.cells[self.step_cell]
-        if cells[blocked_step_cell(self.seat)] != step:
-            cells[blocked_before_cell(self.seat)] = cells[blocked_cell(self.seat)]
-            cells[blocked_step_cell(self.seat)] = step
+        if cells[self.blocked_step_cell] != step:
+            cells[self.blocked_before_cell] = cells[self.blocked_cell]
+            cells[self.blocked_step_cell] = step
 
     def add_blocked(self, secs: float) -> None:
         """Add a time for which a save has blocked the training thread."""
-        self.control.cells[blocked_cell(self.seat)] += int(secs * 1e9)
+        self.control.cells[self.blocked_cell] += int(secs * 1e9)
 
     def begin_wait(self, reason: int, now_secs: float) -> None:
         """Publish that the training waits since `now_secs`, for a reason of `WAIT_REASONS`."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,7 +22,6 @@ from holdfast.adapt.contract import Pinning, Snapshot
 from holdfast.clock import Clock
 from holdfast.engine.saving.slots import RamSlots, SlotFill
 from holdfast.errors import DeviceError, HoldfastError, StorageError
-from holdfast.store.ram import SlotWriter
 from holdfast.trainer.planning import PartCopy
 
 log = logging.getLogger(__name__)
@@ -70,36 +69,30 @@ class ReplicaWriter:
 
         `held` closes their slots.
         """
-        found = []
-        for copy in copies:
-            slot = self._slots_of(copy).acquire(copy.layout.size_bytes, held)
-            if slot is not None:
-                found.append(LocalReplica(copy, self._fill(copy, slot)))
-        return tuple(found)
+        fills = [(copy, self._slots_of(copy).acquire(copy.layout, held)) for copy in copies]
+        return tuple(LocalReplica(copy, fill) for copy, fill in fills if fill is not None)
 
-    def make(self, copy: PartCopy, snapshot: Snapshot, slot_for: SlotFor) -> bool:
-        """Write a replica from a snapshot that is not released yet.
+    def make(
+        self, copies: Sequence[PartCopy], snapshot: Snapshot, slot_for: SlotFor
+    ) -> Iterator[int]:
+        """Write replicas from a snapshot that is not released yet; yield the ranks of whole ones.
 
-        Returns:
-            Whether the replica is whole; False if the agent has no slot for it.
-
-        Raises:
-            HoldfastError: The agent refuses a slot, or the slot no longer exists.
+        A replica for which the agent has no slot is left to it.
         """
-        slots, size_bytes = self._slots_of(copy), copy.layout.size_bytes
-        slot = slots.acquire(size_bytes)
-        if slot is None:
-            slots.release_ready()
-            name = slot_for(copy)
-            if name is None:
-                return False
-            slot = slots.begin(name, size_bytes)
-        return LocalReplica(copy, self._fill(copy, slot)).finish(snapshot)
-
-    def _fill(self, copy: PartCopy, slot: SlotWriter) -> SlotFill:
-        # Not digested here: the agent digests the replica and compares it with the record of the
-        # rank that owns the part.
-        return SlotFill(slot, copy.layout, self._clock, digesting=False)
+        for copy in copies:
+            slots = self._slots_of(copy)
+            try:
+                fill = slots.acquire(copy.layout)
+                if fill is None:
+                    slots.release_ready()
+                    name = slot_for(copy)
+                    if name is None:
+                        continue
+                    fill = slots.begin(name, copy.layout)
+                if LocalReplica(copy, fill).finish(snapshot):
+                    yield copy.rank
+            except HoldfastError as error:
+                log.debug("no replica of rank %d's part is made: %s", copy.rank, error)
 
     def prepare(self, copies: Sequence[PartCopy], slot_for: SlotFor, pin: Pinning) -> None:
         """Prepare slots for the next checkpoint's replicas, as far as the agent has free ones."""
@@ -123,5 +116,7 @@ class ReplicaWriter:
 
     def _slots_of(self, copy: PartCopy) -> RamSlots:
         if copy.rank not in self._slots:
-            self._slots[copy.rank] = RamSlots(self._ram_folder, self._clock)
+            # Not digested here: the agent digests the replica and compares it with the record of
+            # the rank that owns the part.
+            self._slots[copy.rank] = RamSlots(self._ram_folder, self._clock, digesting=False)
         return self._slots[copy.rank]

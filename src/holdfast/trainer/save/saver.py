@@ -1,8 +1,9 @@
-"""Write parts on a background thread; the training thread at most copies the state, in `submit`.
+"""Follow one save from the state on the training thread to the sealed and reported part.
+
+The training thread at most copies the state, in `submit`; the saver's thread does the rest. Both
+ways through this file are in the order in which they are taken, with their fallbacks in view.
 
 Invariants:
-- At most one save waits while another one is written, so `submit` may wait for RAM. `has_room`
-  reports beforehand if it would wait for storage or for an agent that does not answer.
 - Each submitted save ends: as sealed, failed or abandoned.
 - The resources of a request are released once: by the training thread until the request is handed
   over, by the saver's thread from then on.
@@ -19,21 +20,17 @@ import functools
 import logging
 import sys
 import threading
-from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
-from holdfast import waits
-from holdfast.adapt.contract import Hold, Pinning, Snapshot
+from holdfast.adapt.contract import Hold, Pinning
 from holdfast.clock import Clock
-from holdfast.conditions import Condition
-from holdfast.engine.saving.incremental import LastPart
-from holdfast.engine.saving.part import PartImages, PartPlan
+from holdfast.engine.saving.incremental import SealedPart, size_of_next_bytes
+from holdfast.engine.saving.part import PartImages
 from holdfast.engine.saving.part_writer import PartWriter, write_part
-from holdfast.engine.saving.slots import RamSlots, SlotFill
+from holdfast.engine.saving.slots import RamSlots
 from holdfast.errors import (
     AgentUnavailableError,
     DeviceError,
@@ -41,7 +38,6 @@ from holdfast.errors import (
     HoldfastError,
     ObjectNotFoundError,
     StorageError,
-    WaitInterruptedError,
 )
 from holdfast.format.names import CheckpointId
 from holdfast.host.wire import protocol
@@ -50,85 +46,27 @@ from holdfast.store.contract import Store
 from holdfast.trainer.opening.agent_session import AgentSession
 from holdfast.trainer.planning import PartCopy
 from holdfast.trainer.save.progress import Progress
-from holdfast.trainer.save.replica_writer import LocalReplica, ReplicaWriter
+from holdfast.trainer.save.replica_writer import ReplicaWriter
+from holdfast.trainer.save.save_queue import SaveQueue, SaveRequest
 from holdfast.trainer.save.save_schedule import SlotPatience
 
 BUSY_SECS = 0.02
-SKIPPED_MAX = 64
-PATIENCE_SECS = 2.0
-"""How long the training thread waits for an agent's answer before it skips the save."""
-WARN_SECS = 5.0
-"""How long the training thread waits for an earlier save before it warns."""
 
 log = logging.getLogger(__name__)
 Answer = TypeVar("Answer", bound=msgspec.Struct)
 
 
-@dataclass(slots=True, kw_only=True)
-class SaveRequest:
-    """One save: the plan, the tiers, and the state, which is fixed or being copied into slots.
+class NextSlots(NamedTuple):
+    """The slots that the next save needs: for this rank's image, and for replicas."""
 
-    Attributes:
-        plan: What to write.
-        snapshot: The state.
-        is_durable_due: Whether the save is for the durable tier.
-        is_by_step: Whether the save is for exactly this step.
-        copies: The parts of other ranks that can be replicated from the same state.
-        part: The part in the prepared slot, which the training thread fills; None without one.
-        replicas: Those of `copies` that the training thread makes.
-        held: Closes the request's resources, until it is handed over.
-        is_handed_over: Whether the saver's thread owns the request. Written by the training thread.
-        asked_secs: The monotonic time at which `save` was called.
-        returned_secs: When the training thread continued; None: it has not yet. Written by it.
-        written_bytes: The size of the image to write; None until it is known.
-        interruption: Why the training thread left the save before its end. Written before the
-            copying ends, so the saver's thread sees it after it has waited for that.
-    """
-
-    plan: PartPlan
-    snapshot: Snapshot
-    is_durable_due: bool
-    is_by_step: bool
-    copies: tuple[PartCopy, ...] = ()
-    part: PartWriter | None = None
-    replicas: tuple[LocalReplica, ...] = ()
-    held: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
-    is_handed_over: bool = False
-    asked_secs: float
-    returned_secs: float | None = None
-    written_bytes: int | None = None
-    interruption: str | None = None
-
-    def copy(self) -> None:
-        """Copy the state into the prepared slots, and release it if the part has it all."""
-        if self.part is None:
-            return
-        is_whole = False
-        try:
-            is_whole = self.part.write()
-        except (StorageError, DeviceError) as error:
-            log.warning("the slot for step %d cannot be filled: %s", self.plan.id.step, error)
-        for replica in self.replicas:
-            replica.copy(self.snapshot)
-        if is_whole:
-            self.snapshot.release()
-
-    def end(self) -> None:
-        """End the copying; threads that wait for it continue."""
-        if self.part is not None:
-            self.part.end()
-        for replica in self.replicas:
-            replica.fill.end()
-
-    def release_all(self) -> None:
-        """Release all resources of a request that was not handed over."""
-        self.end()
-        self.held.close()
-        self.snapshot.release()
+    size_bytes: int
+    whole_bytes: int
+    copies: tuple[PartCopy, ...]
+    pin: Pinning
 
 
 class Saver:
-    """The saver's thread with its queue of one save, and the mapped slots, which it owns."""
+    """The saver's thread, its queue, and the mapped slots, which the thread owns."""
 
     def __init__(
         self, session: AgentSession, durable: Store, progress: Progress, clock: Clock
@@ -137,36 +75,86 @@ class Saver:
         self._durable = durable
         self._progress = progress
         self._clock = clock
-        self._changed = Condition()
-        self._waiting: SaveRequest | None = None
-        self._skipped: deque[CheckpointId] = deque(maxlen=SKIPPED_MAX)
-        self._at_storage: str | None = None
-        self._asked_at: float | None = None
-        self._is_closed = False
-        self._has_ended = False
-        self._is_getting_ready = False
+        self._queue = SaveQueue(clock)
+        self.has_room = self._queue.has_room
+        self.get_ready = self._queue.get_ready
         self._warned_no_ram: set[bool] = set()
         """Which warning was logged: for saves that are due in the durable tier, or for others."""
         self._patience = SlotPatience(clock)
         self._slots = RamSlots(lambda: session.place.ram_folder, clock)
-        self._last = LastPart()
+        self._last: SealedPart | None = None
+        """The last sealed part, whose images the next one may reuse."""
         self._copier = ReplicaWriter(lambda: session.place.ram_folder, clock)
-        self._copying: tuple[PartCopy, ...] = ()
-        self._next_slot: protocol.WantSpare | None = None
-        self._next_copies: tuple[PartCopy, ...] = ()
-        self._pin: Pinning = lambda memory: None
+        self._next: NextSlots | None = None
         self._thread = threading.Thread(target=self._run, name="holdfast-save", daemon=True)
         self._thread.start()
+
+    # On the training thread.
 
     def submit(self, request: SaveRequest) -> None:
         """Accept a save; wait while another one is already waiting.
 
-        Called on the training thread. If a slot is prepared, the state is copied into it and the
-        snapshot is released before this returns; a state that stays as it is until a later fence is
-        copied by then. An exception that leaves this call ends the save; see the module.
+        If a slot is prepared, the state is copied into it and the snapshot is released before this
+        returns; a state that stays as it is until a later fence is copied by then. An exception
+        that leaves this call ends the save; see the module.
         """
         self._revoked_on_error(request, self._take)
         request.returned_secs = self._clock.monotonic()
+
+    def _take(self, request: SaveRequest) -> None:
+        snapshot = request.snapshot
+        self._progress.accept(
+            request.plan.id, durable=request.is_durable_due, by_step=request.is_by_step
+        )
+        self._patience.note_taken()
+        if snapshot.hold is not Hold.DEVICE:
+            request.part = self._open_prepared(request, request.held)
+        if request.part is None and snapshot.hold is Hold.BORROWED:
+            snapshot.copy_borrowed()
+        if request.part is not None and request.copies and not request.part.images.reused:
+            request.replicas = self._copier.begin(request.copies, request.held)
+        # The saver's thread reports the save to the agent while this thread copies.
+        self._queue.put(request)
+        finish = functools.partial(self._revoked_on_error, request, self._copy)
+        if snapshot.hold is not Hold.BORROWED or not snapshot.at_fence(finish):
+            self._copy(request)
+
+    def _open_prepared(
+        self, request: SaveRequest, held: contextlib.ExitStack | None = None
+    ) -> PartWriter | None:
+        """Open a part in the prepared slot, if the changed chunks fit it; None if they do not.
+
+        Args:
+            request: The save.
+            held: Closes the part too, with everything that was begun of it.
+        """
+        tier = self._slots.prepared_in()
+        if tier is None:
+            return None
+        part = PartWriter(tier, request.plan, request.snapshot, self._last)
+        fill = self._slots.acquire(part.images.own, held)
+        if fill is None:
+            return None
+        if held is not None:
+            held.callback(part.close)
+        if not part.open(fill):
+            part.close()
+            return None
+        return part
+
+    def _copy(self, request: SaveRequest) -> None:
+        """Copy the state into the prepared slots, and release it if the part has it all."""
+        if request.part is None:
+            return
+        is_whole = False
+        try:
+            is_whole = request.part.copy()
+        except (StorageError, DeviceError) as error:
+            log.warning("the slot for step %d cannot be filled: %s", request.plan.id.step, error)
+        for replica in request.replicas:
+            replica.copy(request.snapshot)
+        if is_whole:
+            request.snapshot.release()
 
     def _revoked_on_error(self, request: SaveRequest, act: Callable[[SaveRequest], None]) -> None:
         has_ended = False
@@ -176,47 +164,6 @@ class Saver:
         finally:
             if not has_ended:
                 self._revoke(request, reason_of(sys.exc_info()[1]))
-
-    def _take(self, request: SaveRequest) -> None:
-        snapshot = request.snapshot
-        self._progress.accept(
-            request.plan.id, durable=request.is_durable_due, by_step=request.is_by_step
-        )
-        self._patience.note_taken()
-        if snapshot.hold is not Hold.DEVICE:
-            request.part = self._begin(request, request.held)
-        if request.part is None and snapshot.hold is Hold.BORROWED:
-            snapshot.copy_borrowed()
-        if request.part is not None and request.copies and not request.part.images.reused:
-            request.replicas = self._copier.begin(request.copies, request.held)
-        # The saver's thread reports the save to the agent while this thread copies.
-        self._submit(request)
-        finish = functools.partial(self._revoked_on_error, request, SaveRequest.copy)
-        if snapshot.hold is not Hold.BORROWED or not snapshot.at_fence(finish):
-            request.copy()
-
-    def _begin(
-        self, request: SaveRequest, held: contextlib.ExitStack | None = None
-    ) -> PartWriter | None:
-        """Begin a part in the prepared slot, if the changed chunks fit it; None if they do not.
-
-        Args:
-            request: The save.
-            held: Closes the part too, with everything that was begun of it.
-        """
-        if not self._slots.has_ready:
-            return None
-        part = PartWriter(self._slots.tier(), request.plan, request.snapshot, self._last)
-        layout = part.images.own
-        slot = self._slots.acquire(layout.size_bytes, held)
-        if slot is None:
-            return None
-        if held is not None:
-            held.callback(part.close)
-        if not part.open(SlotFill(slot, layout, self._clock)):
-            part.close()
-            return None
-        return part
 
     def _revoke(self, request: SaveRequest, reason: str) -> None:
         """End a save that an exception has interrupted on the training thread.
@@ -229,148 +176,33 @@ class Saver:
                 # already whole can be saved.
                 request.interruption = reason
             request.end()
-            with self._changed:
-                # The exception may have been raised before the thread was notified.
-                self._changed.notify_all()
+            self._queue.wake()
             return
         self._progress.fail_save(request.plan.id, reason)
         self.skip(request.plan.id)
         request.release_all()
 
-    def reuse_nothing(self) -> None:
-        """Reuse nothing for the next save, because the run continues from another checkpoint."""
-        self._last.reuse_nothing()
-
-    def get_ready(self) -> None:
-        """Prepare a slot for the next save: one is sealed or has ended, so a slot may be free."""
-        with self._changed:
-            self._is_getting_ready = True
-            self._changed.notify_all()
-
-    def expect(self, size_bytes: int, copies: tuple[PartCopy, ...]) -> None:
-        """Prepare slots for the first save, before its state is known.
-
-        Args:
-            size_bytes: The size of this rank's image.
-            copies: The replicas that this rank will make.
-        """
-        with self._changed:
-            self._next_slot = self._wanted(size_bytes, size_bytes)
-            self._next_copies = copies
-        self.get_ready()
-
-    def should_wait(self, *, is_saving: bool) -> bool:
-        """Return whether to defer a save that may wait for a later step.
-
-        Called on the training thread. A save is deferred while a slot is being prepared, and while
-        earlier saves are in progress whose end frees a slot; `SlotPatience` bounds both.
-
-        Args:
-            is_saving: Whether earlier saves are in progress.
-        """
-        if self._is_getting_ready or self._patience.for_preparing():
-            return True
-        has_none = not self._slots.has_ready and self._session.place.ram_folder is not None
-        return is_saving and has_none and self._patience.for_earlier_saves()
-
-    def skip(self, checkpoint: CheckpointId) -> None:
-        """Report that this rank skips a due checkpoint, so that other ranks do not wait for it."""
-        if not self._session.is_alone:
-            with self._changed:
-                self._skipped.append(checkpoint)
-                self._changed.notify_all()
-
-    def _submit(self, request: SaveRequest) -> None:
-        with self._changed:
-            if not waits.wait_for(self._changed, self._has_place, WARN_SECS):
-                asked = "an answer of the host's agent" if self._asked_at else "an earlier save"
-                log.warning(
-                    "save step %d: the training has waited for %.0f s, and goes on waiting, for "
-                    "%s; `holdfast status` shows whether the agents of all hosts answer",
-                    request.plan.id.step,
-                    WARN_SECS,
-                    self._at_storage or asked,
-                )
-                waits.wait_for(self._changed, self._has_place, None)
-            request.is_handed_over, self._waiting = True, request
-            self._changed.notify_all()
-
-    def _has_place(self) -> bool:
-        return self._waiting is None or self._is_closed
-
-    def has_room(self) -> bool:
-        """Return whether one more save can be submitted without waiting for storage.
-
-        The call waits while an earlier save is copied into RAM, which is short and bounded, and
-        until a signal arrives: the save that is then skipped is followed by that of the preemption.
-        """
-        with self._changed:
-            while self._waiting is not None and not self._is_held_up() and not waits.has_signal():
-                self._changed.wait(waits.slice_secs(PATIENCE_SECS))
-            return self._waiting is None
-
-    def _is_held_up(self) -> bool:
-        if self._asked_at is None or self._at_storage is not None:
-            return self._at_storage is not None
-        return self._clock.monotonic() - self._asked_at >= PATIENCE_SECS
-
-    def close(self, timeout_secs: float) -> None:
-        """End the thread after the saves it has, and release the slots.
-
-        If the thread has not ended after `timeout_secs`, because storage hangs, it is abandoned
-        with a warning; it ends with the process. A signal shortens the wait.
-        """
-        began_secs = self._clock.monotonic()
-        with (
-            contextlib.suppress(WaitInterruptedError),
-            waits.ended_by_signals("close", lambda: "a save has not ended"),
-            self._changed,
-        ):
-            self._is_closed = True
-            self._changed.notify_all()
-            # Not `Thread.join`: a Ctrl-C during it marks a running thread as ended.
-            waits.wait_for(self._changed, lambda: self._has_ended, timeout_secs)
-        if not self._has_ended:
-            log.warning(
-                "a save did not end within %.0f s because storage hangs; it is abandoned, and the "
-                "process may exit",
-                self._clock.monotonic() - began_secs,
-            )
-        else:
-            self._slots.close()
-            self._copier.close()
+    # On the saver's thread: one save, from the queue to the report.
 
     def _run(self) -> None:
         while True:
-            with self._changed:
-                self._changed.wait_for(self._has_work)
-                request, self._waiting = self._waiting, None
-                skipped = list(self._skipped)
-                self._skipped.clear()
-                is_getting_ready, self._is_getting_ready = self._is_getting_ready, False
-                self._changed.notify_all()
-            for checkpoint in skipped:
+            work = self._queue.take()
+            for checkpoint in work.skipped:
                 self._report_skipped(checkpoint)
-            if request is not None:
-                self._do(request)
-                request = None
-            elif self._is_closed:
+            if work.request is not None:
+                self._do(work.request)
+            elif work.is_closed:
                 break
-            elif is_getting_ready and self._next_slot is not None:
-                self._prepare(self._next_slot)
-        with self._changed:
-            self._has_ended = True
-            self._changed.notify_all()
-
-    def _has_work(self) -> bool:
-        is_wanted = self._is_closed or self._is_getting_ready
-        return self._waiting is not None or bool(self._skipped) or is_wanted
+            elif work.is_getting_ready and self._next is not None:
+                self._prepare(self._next)
+            # The next call waits, and the request holds memory.
+            del work
+        self._queue.end()
 
     def _do(self, request: SaveRequest) -> None:
         # This is the top of a thread, which also runs code of the state's own classes: every error
         # of a save becomes its failure, which the training thread raises once.
-        self._copying, self._next_copies, self._next_slot = (), (), None
-        tier = None
+        self._next, tier = None, None
         try:
             tier = self._save(request)
         except BaseException as error:
@@ -378,13 +210,13 @@ class Saver:
             self._fail(request, error)
         try:
             self._end_copies(request, is_in_ram=tier == "ram")
-            self._next_slot, self._pin = self._slot_after(request), request.snapshot.pin
+            self._next = self._slots_after(request)
         except BaseException as error:
             # The save has ended, and replicas and the next slot only make things faster.
             log.debug("after the save of step %d: %r", request.plan.id.step, error)
         finally:
             request.snapshot.release()
-            self._set_at_storage(None)
+            self._queue.hold_up(None)
         self.get_ready()
 
     def _save(self, request: SaveRequest) -> str | None:
@@ -410,96 +242,25 @@ class Saver:
         self._progress.reported(request.plan.id)
         return tier
 
-    def _slot_after(self, request: SaveRequest) -> protocol.WantSpare | None:
-        """Return the slot that the next save needs if it is like this one; None without RAM."""
-        if self._session.place.ram_folder is None:
-            return None
-        return self._wanted(
-            self._last.size_of_next_bytes(request.plan), request.plan.layout.size_bytes
-        )
-
-    def _wanted(
-        self, size_bytes: int, whole_bytes: int, copy_of: int | None = None
-    ) -> protocol.WantSpare:
-        return protocol.WantSpare(
-            group=self._session.group,
-            rank=self._session.rank,
-            size_bytes=size_bytes,
-            whole_bytes=whole_bytes,
-            copy_of=copy_of,
-        )
-
-    def _prepare(self, request: protocol.WantSpare) -> None:
-        """Prepare slots for the next image and its replicas, if the agent has free ones."""
-        try:
-            with self._patience.preparing():
-                if not self._slots.is_ready(request.size_bytes):
-                    slot = self._ask("spare", request, protocol.Slot)
-                    if slot.name is not None:
-                        self._slots.make_ready(slot.name, request.size_bytes, self._pin)
-                if self._slots.has_ready:
-                    self._copier.prepare(self._next_copies, self._spare_slot, self._pin)
-        except (HoldfastError, MemoryError) as error:
-            # Only logged: the next save requests a slot again and reports the error.
-            log.debug("no slot is ready for the next image: %r", error)
-
-    def _spare_slot(self, copy: PartCopy) -> str | None:
-        size_bytes = copy.layout.size_bytes
-        wanted = self._wanted(size_bytes, size_bytes, copy.rank)
-        return self._ask("spare", wanted, protocol.Slot).name
-
-    def _begin_copies(self, request: SaveRequest, images: PartImages) -> tuple[int, ...]:
-        """Return the ranks whose parts are about to be replicated; the agent is notified of them.
-
-        No replicas are made if this rank's own part reuses images: the others' parts probably reuse
-        images too, and their agents fetch only what changed.
-        """
-        request.written_bytes = images.own.size_bytes
-        if not images.reused:
-            self._copying = request.copies
-            if request.part is not None:
-                self._copying = tuple(replica.part for replica in request.replicas)
-            self._next_copies = request.copies
-        return tuple(copy.rank for copy in self._copying)
-
-    def _end_copies(self, request: SaveRequest, *, is_in_ram: bool) -> None:
-        """Report which replicas were made, after making those that the training thread did not."""
-        plan = request.plan
-        made = {one.part.rank for one in request.replicas if one.finish(request.snapshot)}
-        if not self._copying:
-            return
-
-        def slot_for(copy: PartCopy) -> str | None:
-            size_bytes = copy.layout.size_bytes
-            message = protocol.WantSlot(
-                rank=plan.rank, id=plan.id, size_bytes=size_bytes, copy_of=copy.rank
-            )
-            return self._ask("slot", message, protocol.Slot).name
-
-        for copy in self._copying if is_in_ram and request.part is None else ():
-            try:
-                if self._copier.make(copy, request.snapshot, slot_for):
-                    made.add(copy.rank)
-            except HoldfastError as error:
-                log.debug("no replica of rank %d's part is made: %s", copy.rank, error)
-        copies = tuple(copy.rank for copy in self._copying)
-        with contextlib.suppress(HoldfastError):
-            report = protocol.Copied(rank=plan.rank, id=plan.id, copies=copies, made=tuple(made))
-            self._ask("copied", report, protocol.Empty)
-
     def _write(self, request: SaveRequest) -> str | None:
-        """Write the part to RAM, else to the durable tier; return the tier, None for neither."""
+        """Write the part; return its tier, or None if no tier takes it.
+
+        There are three ways; where one fails, the next is taken:
+        1. The prepared slot, if the changed chunks fit it. The training thread fills it, or, for a
+           state on devices, this thread.
+        2. A slot that the agent assigns; while the durable tier is behind, this thread waits.
+        3. The durable tier, if the save is due there: from the slot, if that has the whole image,
+           else from the state.
+        """
         if self._session.place.ram_folder is None:
-            slot = self._want_slot(request, None)
-            return self._write_durable(request, None, slot.reason)
-        part = request.part or self._begin(request)
+            return self._write_durable(request, None, self._want_slot(request, None).reason)
+        part = request.part or self._open_prepared(request)
         if part is not None:
             with contextlib.closing(part):
                 try:
                     self._report_filling(request, part.images)
-                    if part.write(keep=bool(self._copying)):
-                        part.seal()
-                        return "ram"
+                    self._complete(request, part)
+                    return "ram"
                 except StorageError as error:
                     if part.is_whole:
                         return self._write_durable(request, part, error)
@@ -514,19 +275,16 @@ class Saver:
             if slot.name is None:
                 return self._write_durable(request, part, slot.reason)
             try:
-                layout = part.images.own
-                filled = self._slots.begin(slot.name, layout.size_bytes)
-                part.fill_into(SlotFill(filled, layout, self._clock))
-                part.write(keep=bool(self._copying))
-                part.seal()
+                part.fill_into(self._slots.begin(slot.name, part.images.own))
+                self._complete(request, part)
             except StorageError as error:
                 return self._write_durable(request, part, error)
             return "ram"
 
-    def _report_filling(self, request: SaveRequest, images: PartImages) -> None:
-        plan, copies = request.plan, self._begin_copies(request, images)
-        message = protocol.FillStarted(rank=plan.rank, id=plan.id, copies=copies)
-        self._ask("filling", message, protocol.Empty)
+    def _complete(self, request: SaveRequest, part: PartWriter) -> None:
+        """Write and seal the part, whose images the next save may reuse from then on."""
+        self._last = part.complete(keep=bool(request.copying))
+        request.written_bytes = part.images.own.size_bytes
 
     def _write_durable(
         self, request: SaveRequest, part: PartWriter | None, reason: str | StorageError
@@ -547,18 +305,21 @@ class Saver:
             self._progress.drop(plan.id, str(reason))
             self._abandon(plan.id, str(reason))
             return None
-        self._set_at_storage(f"step {plan.id.step}, which is being written to the durable tier")
+        self._queue.hold_up(f"step {plan.id.step}, which is being written to the durable tier")
         if part is not None and part.is_whole:
             # The state may be released already.
             write_part(self._durable, plan, part.chunk_bytes())
             return "durable"
-        with contextlib.closing(
-            PartWriter(self._durable, plan, request.snapshot, self._last)
-        ) as direct:
+        direct = PartWriter(self._durable, plan, request.snapshot, self._last)
+        with contextlib.closing(direct):
             direct.open()
-            direct.write()
-            direct.seal()
+            self._complete(request, direct)
         return "durable"
+
+    def _report_filling(self, request: SaveRequest, images: PartImages) -> None:
+        plan, copies = request.plan, self._begin_copies(request, images)
+        message = protocol.FillStarted(rank=plan.rank, id=plan.id, copies=copies)
+        self._ask("filling", message, protocol.Empty)
 
     def _want_slot(self, request: SaveRequest, images: PartImages | None) -> protocol.Slot:
         """Request a slot for the part's own image, waiting while the durable tier is behind.
@@ -577,38 +338,145 @@ class Saver:
         )
         slot = self._ask("slot", message, protocol.Slot)
         while slot.busy:
-            if self._is_closed:
+            if self._queue.is_closed:
                 raise StorageError(
                     "the manager was closed while the save waited for earlier ones to be written "
                     "to the durable tier, which may hang"
                 )
             earlier = sorted(step for step in self._progress.steps() if step < plan.id.step)
-            self._set_at_storage(
+            self._queue.hold_up(
                 f"RAM for step {plan.id.step} ({slot.reason}); not ended before it: {earlier}"
             )
             # Each earlier checkpoint becomes durable or fails, and either frees a place. If storage
             # hangs, neither happens, and `close` ends the wait.
             self._clock.sleep(BUSY_SECS)
             slot = self._ask("slot", message, protocol.Slot)
-        self._set_at_storage(None)
+        self._queue.hold_up(None)
         return slot
+
+    def _begin_copies(self, request: SaveRequest, images: PartImages) -> tuple[int, ...]:
+        """Return the ranks whose parts are about to be replicated; the agent is notified of them.
+
+        No replicas are made if this rank's own part reuses images: the others' parts probably reuse
+        images too, and their agents fetch only what changed.
+        """
+        request.is_reusing = bool(images.reused)
+        if not request.is_reusing:
+            request.copying = request.copies
+            if request.part is not None:
+                request.copying = tuple(replica.part for replica in request.replicas)
+        return tuple(copy.rank for copy in request.copying)
+
+    def _end_copies(self, request: SaveRequest, *, is_in_ram: bool) -> None:
+        """Report which replicas were made, after making those that the training thread did not."""
+        plan, snapshot = request.plan, request.snapshot
+        ranks = {replica.part.rank for replica in request.replicas if replica.finish(snapshot)}
+        if not request.copying:
+            return
+
+        def slot_for(copy: PartCopy) -> str | None:
+            size_bytes = copy.layout.size_bytes
+            message = protocol.WantSlot(
+                rank=plan.rank, id=plan.id, size_bytes=size_bytes, copy_of=copy.rank
+            )
+            return self._ask("slot", message, protocol.Slot).name
+
+        if is_in_ram and request.part is None:
+            ranks.update(self._copier.make(request.copying, snapshot, slot_for))
+        copies = tuple(copy.rank for copy in request.copying)
+        with contextlib.suppress(HoldfastError):
+            report = protocol.Copied(rank=plan.rank, id=plan.id, copies=copies, made=tuple(ranks))
+            self._ask("copied", report, protocol.Empty)
 
     def _ask(self, name: str, message: msgspec.Struct, kind: type[Answer]) -> Answer:
         """Call the agent, recording the start time from which `has_room` sees the duration."""
-        self._set_asked_at(self._clock.monotonic())
-        try:
+        with self._queue.asking():
             return self._session.call(name, message, kind)
-        finally:
-            self._set_asked_at(None)
 
-    def _set_asked_at(self, asked_at: float | None) -> None:
-        with self._changed:
-            self._asked_at = asked_at
+    # Between saves.
 
-    def _set_at_storage(self, waits_for: str | None) -> None:
-        with self._changed:
-            self._at_storage = waits_for
-            self._changed.notify_all()
+    def reuse_nothing(self) -> None:
+        """Reuse nothing for the next save, because the run continues from another checkpoint."""
+        self._last = None
+
+    def expect(self, size_bytes: int, copies: tuple[PartCopy, ...]) -> None:
+        """Prepare slots for the first save, before its state is known.
+
+        Args:
+            size_bytes: The size of this rank's image.
+            copies: The replicas that this rank will make.
+        """
+        self._next = NextSlots(size_bytes, size_bytes, copies, lambda memory: None)
+        self.get_ready()
+
+    def _slots_after(self, request: SaveRequest) -> NextSlots | None:
+        """Return the slots that the next save needs if it is like this one; None without RAM."""
+        if self._session.place.ram_folder is None:
+            return None
+        size_bytes = size_of_next_bytes(self._last, request.plan)
+        whole_bytes = request.plan.layout.size_bytes
+        copies = () if request.is_reusing else request.copies
+        return NextSlots(size_bytes, whole_bytes, copies, request.snapshot.pin)
+
+    def _prepare(self, slots: NextSlots) -> None:
+        """Prepare slots for the next image and its replicas, if the agent has free ones."""
+        try:
+            with self._patience.preparing():
+                if not self._slots.is_ready(slots.size_bytes):
+                    name = self._spare_slot(slots.size_bytes, slots.whole_bytes)
+                    if name is not None:
+                        self._slots.make_ready(name, slots.size_bytes, slots.pin)
+                if self._slots.has_ready:
+                    self._copier.prepare(slots.copies, self._spare_copy, slots.pin)
+        except (HoldfastError, MemoryError) as error:
+            # Only logged: the next save requests a slot again and reports the error.
+            log.debug("no slot is ready for the next image: %r", error)
+
+    def _spare_copy(self, copy: PartCopy) -> str | None:
+        return self._spare_slot(copy.layout.size_bytes, copy.layout.size_bytes, copy.rank)
+
+    def _spare_slot(
+        self, size_bytes: int, whole_bytes: int, copy_of: int | None = None
+    ) -> str | None:
+        message = protocol.WantSpare(
+            group=self._session.group,
+            rank=self._session.rank,
+            size_bytes=size_bytes,
+            whole_bytes=whole_bytes,
+            copy_of=copy_of,
+        )
+        return self._ask("spare", message, protocol.Slot).name
+
+    def should_wait(self, *, is_saving: bool) -> bool:
+        """Return whether to defer a save that may wait for a later step.
+
+        Called on the training thread. A save is deferred while a slot is being prepared, and while
+        earlier saves are in progress whose end frees a slot; `SlotPatience` bounds both.
+
+        Args:
+            is_saving: Whether earlier saves are in progress.
+        """
+        if self._queue.is_getting_ready or self._patience.for_preparing():
+            return True
+        has_none = not self._slots.has_ready and self._session.place.ram_folder is not None
+        return is_saving and has_none and self._patience.for_earlier_saves()
+
+    def skip(self, checkpoint: CheckpointId) -> None:
+        """Report that this rank skips a due checkpoint, so that other ranks do not wait for it."""
+        if not self._session.is_alone:
+            self._queue.skip(checkpoint)
+
+    def close(self, timeout_secs: float) -> None:
+        """End the thread after the saves it has, and release the slots.
+
+        If the thread has not ended after `timeout_secs`, because storage hangs, it is abandoned
+        with a warning; it ends with the process. A signal shortens the wait.
+        """
+        if self._queue.close(timeout_secs):
+            self._slots.close()
+            self._copier.close()
+
+    # What is reported of a save that fails.
 
     def _warn_no_ram(self, request: SaveRequest, reason: str | StorageError) -> None:
         step, is_due = request.plan.id.step, request.is_durable_due
