@@ -16,6 +16,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Collection
+from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast.clock import Clock
@@ -82,7 +83,7 @@ def _has_moved(store: DurableStore, record: RunRecord, clock: Clock, *, takeover
     if ram is None or not newer or record.place is None or _is_foreign(ram, store):
         return False
     noted = noted_place(ram.root.parent)
-    is_elsewhere: bool | str = "its directory is not noted there"
+    search = _Search(doubt="its directory is not noted there")
     place = noted.path if noted is not None else record.place.path
     if noted is not None:
         if noted.is_at(store.home):
@@ -92,14 +93,14 @@ def _has_moved(store: DurableStore, record: RunRecord, clock: Clock, *, takeover
             return False
         if noted.is_gone:
             return True
-        is_elsewhere = _is_elsewhere(noted, store, record.run_id, clock)
-    if isinstance(is_elsewhere, bool):
-        return not is_elsewhere
+        search = _search(noted, store, record.run_id, clock)
+    if search.doubt is None:
+        return not search.is_found
     if takeover:
         return True
     raise RunBusyError(
         f"open {store.home.location_text}: it is run {record.run_id} of {place}, moved or copied, "
-        f"and {is_elsewhere}. Only this host's RAM ({ram.root.parent}) has {steps_text(newer)} of "
+        f"and {search.doubt}. Only this host's RAM ({ram.root.parent}) has {steps_text(newer)} of "
         "that run. If it was moved, open it with takeover=True, and it continues from them. If it "
         f"is a copy, make {place} available and open that first, or remove them (`holdfast clean "
         "--all`)"
@@ -127,30 +128,36 @@ def _newer_in_ram(ram: RamStore, store: DurableStore) -> Collection[CheckpointId
     return [c for c in sorted(listed) if listed[c].parts and c.age > age_of(newest)]
 
 
-def _is_elsewhere(noted: RamPlace, store: DurableStore, run_id: str, clock: Clock) -> bool | str:
-    """Return whether the run's directory still exists, at its noted place or renamed beside it.
+@dataclass(frozen=True, slots=True)
+class _Search:
+    """The search for a run's directory at its noted place, and renamed beside it.
 
-    Returns:
-        The reason if that cannot be decided.
+    `doubt` is why it cannot be decided whether the directory still exists; None if it can.
     """
+
+    is_found: bool = False
+    doubt: str | None = None
+
+
+def _search(noted: RamPlace, store: DurableStore, run_id: str, clock: Clock) -> _Search:
     path = Path(noted.path)
     try:
         if path.exists() and not store.home.is_at(noted.path):
             other_id = _run_id_at(noted.path, clock)
             if other_id == run_id:
-                return True
+                return _Search(is_found=True)
             state = path.stat()
             if other_id is None and f"{state.st_dev}:{state.st_ino}" == noted.identity:
-                return f"{path} may have something left of it"
+                return _Search(doubt=f"{path} may have something left of it")
         device = path.parent.stat().st_dev
         with os.scandir(path.parent) as entries:
             beside = [e.path for e in entries if f"{device}:{e.inode()}" == noted.identity]
     except OSError as error:
-        return f"{path} cannot be looked for ({error.strerror})"
+        return _Search(doubt=f"{path} cannot be looked for ({error.strerror})")
     if not noted.identity.startswith(f"{device}:"):
-        return f"the file system of {path} is not mounted there"
+        return _Search(doubt=f"the file system of {path} is not mounted there")
     # A file system may have given the inode to another directory meanwhile.
-    return any(_run_id_at(place, clock) == run_id for place in beside)
+    return _Search(is_found=any(_run_id_at(place, clock) == run_id for place in beside))
 
 
 def _run_id_at(place: str, clock: Clock) -> str | None:
