@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -15,6 +17,8 @@ import pytest
 from holdfast.clock import SystemClock
 from holdfast.errors import HoldfastError
 from holdfast.host.wire.protocol import Judged, Notice
+from holdfast.policy.save_decision_policy import AnySavePolicy
+from holdfast.trainer.save import user_policies
 from holdfast.trainer.save.user_policies import UserPolicies, UserPolicyThread
 from tests.attempts import checkpoint_id
 from tests.hosts import wait_until
@@ -76,13 +80,19 @@ class Rig:
     errors: list[HoldfastError] = field(default_factory=list)
     step: int = 0
 
+    def publish(self, step: int, thread: UserPolicyThread) -> None:
+        self.step = step
+        thread.note_step()
+
     @contextmanager
-    def thread(self, policies: UserPolicies) -> Iterator[UserPolicyThread]:
+    def thread(
+        self, policies: UserPolicies, published: Callable[[], int] | None = None
+    ) -> Iterator[UserPolicyThread]:
         thread = UserPolicyThread(
             policies,
             self.session,
             SystemClock(),
-            lambda: self.step,
+            published or (lambda: self.step),
             lambda: (False, False),
             self.errors.append,
         )
@@ -95,11 +105,11 @@ class Rig:
 @pytest.mark.parametrize("error", RAISED, ids=lambda error: type(error).__name__)
 def test_what_a_save_policy_raises_is_reported_and_it_is_asked_again(error: BaseException) -> None:
     rig = Rig()
-    with rig.thread(UserPolicies(durable=Failing(error), ram=None, preservation=None)):
-        rig.step = 1
+    with rig.thread(UserPolicies(durable=Failing(error), ram=None, preservation=None)) as thread:
+        rig.publish(1, thread)
         wait_until(lambda: rig.errors)
         assert type(error).__name__ in str(rig.errors[0])
-        rig.step = 2
+        rig.publish(2, thread)
         wait_until(lambda: rig.session.calls)
 
 
@@ -108,9 +118,9 @@ def test_what_a_preservation_policy_raises_keeps_all_and_it_is_asked_again(
     error: BaseException,
 ) -> None:
     rig = Rig()
-    time = datetime(2026, 1, 1, tzinfo=UTC).isoformat()
+    made_at = datetime(2026, 1, 1, tzinfo=UTC).isoformat()
     ids = tuple(checkpoint_id(step, 1) for step in (1, 2, 3))
-    data = [{"id": msgspec.to_builtins(id), "time": time, "metrics": None} for id in ids]
+    data = [{"id": msgspec.to_builtins(id), "time": made_at, "metrics": None} for id in ids]
     with rig.thread(UserPolicies(durable=None, ram=None, preservation=Failing(error))) as thread:
         for count in (1, 2):
             thread.on_notice(Notice(kind="judge", id=ids[2], data=data))
@@ -120,3 +130,83 @@ def test_what_a_preservation_policy_raises_keeps_all_and_it_is_asked_again(
         Judged(newest=ids[2], keep=ids),
         Judged(newest=ids[2], keep=(ids[0], ids[2])),
     ]
+
+
+@dataclass
+class Hanging:
+    """Policies that return once `go_on` is set."""
+
+    go_on: threading.Event = field(default_factory=threading.Event)
+    steps: list[int] = field(default_factory=list)
+
+    def should_save(self, step: int, previous_steps: Sequence[Any], *, context: Any) -> bool:
+        self.steps.append(step)
+        return self.go_on.wait(30)
+
+    def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
+        self.go_on.wait(30)
+        return [True] * len(checkpoints)
+
+
+@dataclass
+class Waiting(Hanging):
+    """Another class of such policies."""
+
+
+def test_a_policy_that_does_not_return_is_named_once_at_a_later_step_and_again_by_close(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(user_policies, "LATE_SECS", 0.0)
+    monkeypatch.setattr(user_policies, "CLOSE_SECS", 0.01)
+    rig, policy = Rig(), Hanging()
+    both = AnySavePolicy([policy, Waiting()])
+    with rig.thread(UserPolicies(durable=both, ram=None, preservation=None)) as thread:
+        rig.publish(1, thread)
+        wait_until(lambda: policy.steps)
+        for step in (2, 3):
+            rig.publish(step, thread)
+            rig.publish(step, thread)
+        (late,) = caplog.messages
+        assert late.startswith("Hanging.should_save or Waiting.should_save has not returned for")
+        thread.close()
+        assert caplog.messages[1].startswith(
+            "close: Hanging.should_save or Waiting.should_save did"
+        )
+        policy.go_on.set()
+        both.policies[1].go_on.set()
+
+
+def test_a_preservation_policy_that_does_not_return_is_named(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(user_policies, "CLOSE_SECS", 0.01)
+    rig, policy = Rig(), Hanging()
+    made_at = datetime(2026, 1, 1, tzinfo=UTC).isoformat()
+    newest = checkpoint_id(1, 1)
+    data = [{"id": msgspec.to_builtins(newest), "time": made_at, "metrics": None}]
+    with rig.thread(UserPolicies(durable=None, ram=None, preservation=policy)) as thread:
+        thread.on_notice(Notice(kind="judge", id=newest, data=data))
+        wait_until(lambda: thread._running)
+        thread.close()
+        (text,) = caplog.messages
+        assert text.startswith("close: Hanging.should_preserve did not return within 0 s")
+        policy.go_on.set()
+
+
+def test_between_steps_the_thread_does_nothing() -> None:
+    rig, policy = Rig(), Hanging()
+    policy.go_on.set()
+    asked: list[int] = []
+
+    def published() -> int:
+        asked.append(rig.step)
+        return rig.step
+
+    policies = UserPolicies(durable=policy, ram=None, preservation=None)
+    with rig.thread(policies, published) as thread:
+        for step in (1, 2):
+            rig.publish(step, thread)
+            wait_until(lambda step=step: policy.steps == [*range(1, step + 1)])
+        count = len(asked)
+        time.sleep(20 * user_policies.PAUSE_SECS)
+        assert len(asked) == count

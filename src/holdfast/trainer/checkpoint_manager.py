@@ -279,6 +279,8 @@ class CheckpointManager:
         control[place.step_time_cell] = int(self._clock.monotonic() * 1e9)
         if self._meter is not None:
             self._measure(self._meter)
+        if self._own is not None:
+            self._own.note_step()
         if not (
             force
             or step >= control[TARGET_DURABLE]
@@ -374,6 +376,8 @@ class CheckpointManager:
             self.last_restore, state = restored.report, restored.state
             self._show(f"resumed from {terminal.restore_text(restored.report)}")
         self._steps.await_first()
+        if self._own is not None:
+            self._own.note_step()
         # Raise for a leaf that cannot be saved now, rather than when the first save is due.
         layout = self._planner.layout(self._framework.outline(state))
         self._saver.expect(layout.size_bytes, self._planner.copies)
