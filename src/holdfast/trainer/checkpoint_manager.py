@@ -29,8 +29,7 @@ from holdfast.engine.reading.metadata import CheckpointMetadata, metadata_of
 from holdfast.engine.reading.process_values import process_values_of
 from holdfast.engine.reading.restore import RestoreTally
 from holdfast.engine.reading.view import find_newest_sound, find_sound
-from holdfast.errors import FencedError, HoldfastError
-from holdfast.format.names import CheckpointId
+from holdfast.errors import HoldfastError
 from holdfast.host.wire import protocol
 from holdfast.host.wire.control_block import ATTEMPT, TARGET_DURABLE, TARGET_PREEMPTION, TARGET_RAM
 from holdfast.observe.events.schema import ManagerOpened
@@ -38,13 +37,14 @@ from holdfast.observe.metrics.metric_families import AgentMetrics, flat
 from holdfast.policy.preservation_policy import LatestN, PreservationPolicy
 from holdfast.policy.save_decision_policy import ContinuousCheckpointingPolicy, SaveDecisionPolicy
 from holdfast.trainer import arguments
+from holdfast.trainer.due_saves import DueSaves
 from holdfast.trainer.finisher import Finisher
 from holdfast.trainer.lifetime import HeldResources, Lifetime, replace_open
 from holdfast.trainer.opening.job_context import find_job
 from holdfast.trainer.opening.opening import open_run
 from holdfast.trainer.opening.run_views import RunViews
 from holdfast.trainer.options import Options, RamTier, RemoteTier, checked_signals, remote_tier
-from holdfast.trainer.planning import Planner, Taking
+from holdfast.trainer.planning import Planner
 from holdfast.trainer.position import Position
 from holdfast.trainer.process import terminal
 from holdfast.trainer.process.preemption import PreemptionSignals
@@ -57,10 +57,9 @@ from holdfast.trainer.restore.restoring import RestoredState, RestoreReport
 from holdfast.trainer.save.overhead import OverheadMeter, meter_for
 from holdfast.trainer.save.patience import SAVE_PATIENCE_SECS, Patience
 from holdfast.trainer.save.progress import STOPPED_BY, Progress
-from holdfast.trainer.save.save_queue import SaveRequest
 from holdfast.trainer.save.save_schedule import SaveSchedule
 from holdfast.trainer.save.saver import Saver, report_all, report_unknown
-from holdfast.trainer.save.user_policies import UserPolicyThread, history, user_policies
+from holdfast.trainer.save.user_policies import UserPolicyThread, user_policies
 
 SAVER_SECS = 300.0
 """How long `close` waits for the saver's thread, which may hang in storage."""
@@ -190,7 +189,6 @@ class CheckpointManager:
         self._saver = held.saver = Saver(
             self._session, self._run.durable, self._progress, self._clock
         )
-        self._metric_names = arguments.MetricNames(self._options.preservation, self._processes.rank)
         self._votes.read_together(self._job, self._session)
         self._views = RunViews(self._job, self._session, self._clock)
         self._restorer = Restorer(self._framework, self._votes, self._views, self._clock)
@@ -201,6 +199,15 @@ class CheckpointManager:
             saver=self._saver,
             views=self._views,
         )
+        self._due_saves = DueSaves(
+            position=self._position,
+            processes=self._processes,
+            framework=self._framework,
+            planner=self._planner,
+            signals=self._signals,
+            metric_names=arguments.MetricNames(self._options.preservation, self._processes.rank),
+            clock=self._clock,
+        )
         self._finisher = Finisher(self._rendezvous, self._votes, self._position)
         hosts = self._job.attach.host_count
         self._patience = Patience(
@@ -210,7 +217,16 @@ class CheckpointManager:
         self._signals.install()
         if self._signals.has_arrived:
             self._on_stop_signal()
-        self._own = held.own = self._start_user_policies()
+        policies = user_policies(self._options, self._processes.rank, self._views.load)
+        if policies.is_any:
+            self._own = held.own = UserPolicyThread(
+                policies,
+                self._session,
+                self._clock,
+                lambda: self._steps.last,
+                lambda: (self._progress.outstanding() > 0, self._due_saves.is_stopping_alone()),
+                self._progress.report_error,
+            )
         self._session.start_watching(self._progress.pending)
 
     def __enter__(self) -> CheckpointManager:
@@ -293,7 +309,7 @@ class CheckpointManager:
         ):
             return False
         with self._progress.drops_raised_after(step), self._blocking("save", SAVE_PATIENCE_SECS):
-            return self._save_if_due(step, state, metrics, force)
+            return self._save_due(step, state, metrics, force=force)
 
     def finish(
         self, step: int, state: object, *, metrics: Mapping[str, float] | None = None
@@ -323,7 +339,7 @@ class CheckpointManager:
         with self._blocking("finish"):
             return self._finisher.finish(
                 arguments.check_step(step),
-                lambda number: self._save_if_due(number, state, metrics, force=True),
+                lambda number: self._save_due(number, state, metrics, force=True),
             )
 
     def resume(
@@ -549,11 +565,11 @@ class CheckpointManager:
             WaitTimeoutError: Other hosts may keep it in memory until they are notified.
         """
         self._lifetime.check_call("delete")
-        found = self._views.load().find(arguments.check_step(step))
-        request = protocol.Delete(ids=(found,))
+        checkpoint = self._views.load().find(arguments.check_step(step))
+        request = protocol.Delete(ids=(checkpoint,))
         with self._patience.of("delete"):
             self._session.call("delete", request, protocol.Empty)
-        self._progress.note_deleted(found)
+        self._progress.note_deleted(checkpoint)
 
     def metadata(self, step: int) -> CheckpointMetadata:
         """Return the metadata of the checkpoint of `step`, without reading its arrays.
@@ -661,6 +677,12 @@ class CheckpointManager:
             if not self._session.is_closed:
                 self._session.place.add_blocked(self._clock.monotonic() - self._asked_secs)
 
+    def _save_due(
+        self, step: int, state: object, metrics: Mapping[str, float] | None, *, force: bool
+    ) -> bool:
+        self._lifetime.check_call("save")
+        return self._due_saves.save(step, state, metrics, force=force, asked_secs=self._asked_secs)
+
     def _measure(self, meter: OverheadMeter) -> None:
         saving = self._progress.saving(meter.reach)
         cost_secs = meter.stepped(self._clock.monotonic(), saving)
@@ -674,78 +696,6 @@ class CheckpointManager:
         if self._steps.take_first():
             self._session.place.publish_first_step(number, self._clock.now())
         return number
-
-    def _save_if_due(
-        self, step: int, state: object, metrics: Mapping[str, float] | None, force: bool
-    ) -> bool:
-        self._lifetime.check_call("save")
-        self._progress.raise_failure()
-        if step in self._steps.accepted and not force:
-            return True
-        self._steps.warn_unasked(step, self._clock.monotonic())
-        with self._progress.stopped_by(FencedError):
-            self._session.finish_branch()
-        place = self._session.place
-        if place.control.cells[ATTEMPT] != place.number:
-            with self._progress.stopped_by(FencedError):
-                place = self._session.renew()
-        due = self._steps.due(step, place.control.cells, self._is_stopping_alone(), force)
-        if not due.is_any:
-            return False
-        self._signals.is_announced |= due.is_preemption
-        waiting = self._progress.outstanding()
-        if due.may_wait and self._saver.should_wait(is_saving=waiting > 0):
-            self._steps.defer(due)
-            return False
-        is_behind = waiting >= protocol.pending_limit(self._planner.image_size_bytes)
-        if not due.must_save and (is_behind or not self._saver.has_room()):
-            if due.may_wait:
-                self._steps.defer(due)
-            elif not due.is_target:
-                self._steps.warn_skipped(step, waiting)
-            self._saver.skip(CheckpointId(step, place.attempt))
-            return False
-        checked = arguments.check_metrics(metrics)
-        self._metric_names.check(step, checked)
-        snapshot = self._framework.snapshot(state)
-        taking = Taking(
-            id=CheckpointId(step, place.attempt), time=self._clock.now(), metrics=checked
-        )
-        plan = self._planner.plan(snapshot, taking)
-        self._steps.note_taken(step, due, place.control.cells)
-        copies = self._planner.copies
-        self._saver.submit(
-            SaveRequest(
-                plan=plan,
-                snapshot=snapshot,
-                is_durable_due=due.durable,
-                is_by_step=due.is_by_step,
-                copies=copies,
-                asked_secs=self._asked_secs,
-            )
-        )
-        if due.is_preemption:
-            self._steps.preempted_at = step
-        if due.is_preemption and self._processes.count > 1 and self._is_stopping_alone():
-            self._steps.stop_alone(step, self._progress.newest_text())
-        elif due.is_preemption and self._processes.count > 1:
-            self._steps.await_confirmation(step, place.control.cells, self._clock)
-            if self._steps.preempted_at == step:
-                self._progress.require(taking.id)
-        if due.is_preemption and self._steps.preempted_at == step:
-            self._show(f"preempted: step {step} is being saved as the last one")
-        return True
-
-    def _is_stopping_alone(self) -> bool:
-        """Return whether a preemption was announced, and this process stops at its next step.
-
-        Several processes agree on a common step first, unless their hosts do not reach each other.
-        """
-        place = self._session.place
-        if not place.control.cells[place.notice_cell]:
-            return False
-        is_only = self._processes.count == 1
-        return is_only or self._steps.is_left_alone(place.control.cells, self._clock.monotonic())
 
     def _on_notice(self, notice: protocol.Notice) -> None:
         if self._own is not None:
@@ -775,18 +725,3 @@ class CheckpointManager:
         # agent, the signal is kept until it has.
         with contextlib.suppress(ValueError, AttributeError):
             self._session.place.control.cells[self._session.place.notice_cell] = 1
-
-    def _start_user_policies(self) -> UserPolicyThread | None:
-        policies = user_policies(self._options, self._processes.rank)
-        if not policies.is_any:
-            return None
-        if policies.asks_to_save:
-            policies.history.extend(history(self._views.load()))
-        return UserPolicyThread(
-            policies,
-            self._session,
-            self._clock,
-            lambda: self._steps.last,
-            lambda: (self._progress.outstanding() > 0, self._is_stopping_alone()),
-            self._progress.report_error,
-        )

@@ -55,29 +55,30 @@ class UserPolicies:
     history: list[CheckpointInfo] = field(default_factory=list)
 
     @property
-    def asks_to_save(self) -> bool:
-        """Whether a save policy is among them, which needs the history of checkpoints."""
-        return self.durable is not None or self.ram is not None
-
-    @property
     def is_any(self) -> bool:
         """Whether there is any such policy."""
         return any(p is not None for p in (self.durable, self.ram, self.preservation))
 
 
-def user_policies(options: Options, rank: int) -> UserPolicies:
-    """Return the parts of the policies that a user wrote; empty except on rank 0."""
+def user_policies(options: Options, rank: int, load_view: Callable[[], View]) -> UserPolicies:
+    """Return the parts of the policies that a user wrote; empty except on rank 0.
+
+    Save policies get the history of the checkpoints that `load_view` lists.
+    """
     if rank != 0:
         return UserPolicies(durable=None, ram=None, preservation=None)
     ram = options.ram.save_decision_policy if options.ram is not None else None
-    return UserPolicies(
+    policies = UserPolicies(
         durable=save_decision_policy.split(options.save).by_user,
         ram=save_decision_policy.split(ram).by_user if ram is not None else None,
         preservation=preservation_policy.split(options.preservation).by_user,
     )
+    if policies.durable is not None or policies.ram is not None:
+        policies.history.extend(_history(load_view()))
+    return policies
 
 
-def history(view: View) -> list[CheckpointInfo]:
+def _history(view: View) -> list[CheckpointInfo]:
     """Return the checkpoints of the timeline, as policies see them."""
     records = [metadata_of(view.sources(checkpoint)) for checkpoint in view.sound()]
     return [CheckpointInfo(record.step, record.time, record.metrics) for record in records]

@@ -1,0 +1,144 @@
+"""Make the saves that are due: decide, fix the state, plan, and hand over to the saver.
+
+`CheckpointManager.save` calls it only if shared memory or the step says that something may be due.
+Everything here is on the training thread.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from holdfast.adapt.contract import Framework, Processes
+from holdfast.clock import Clock
+from holdfast.errors import FencedError
+from holdfast.format.names import CheckpointId
+from holdfast.host.wire import protocol
+from holdfast.host.wire.control_block import ATTEMPT
+from holdfast.trainer import arguments
+from holdfast.trainer.opening.agent_session import AgentPlace
+from holdfast.trainer.planning import Planner, Taking
+from holdfast.trainer.position import Position
+from holdfast.trainer.process.preemption import PreemptionSignals
+from holdfast.trainer.save.save_queue import SaveRequest
+from holdfast.trainer.save.save_schedule import Due
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DueSaves:
+    """Make one process's saves that are due. Owned by the training thread."""
+
+    position: Position
+    processes: Processes
+    framework: Framework
+    planner: Planner
+    signals: PreemptionSignals
+    metric_names: arguments.MetricNames
+    clock: Clock
+
+    def save(
+        self,
+        step: int,
+        state: object,
+        metrics: Mapping[str, float] | None,
+        *,
+        force: bool,
+        asked_secs: float,
+    ) -> bool:
+        """Save `state` if a checkpoint is due at `step`, and return whether it is being saved.
+
+        Args:
+            step: The step, in the order that `Position` checks.
+            state: The state.
+            metrics: As the caller has passed them.
+            force: Save whatever the policies decide.
+            asked_secs: The monotonic time of the call.
+
+        Raises:
+            HoldfastError: As `CheckpointManager.save`.
+        """
+        position = self.position
+        position.progress.raise_failure()
+        if step in position.steps.accepted and not force:
+            return True
+        position.steps.warn_unasked(step, self.clock.monotonic())
+        place = self._present_place()
+        due = position.steps.due(step, place.control.cells, self.is_stopping_alone(), force)
+        if not due.is_any:
+            return False
+        self.signals.is_announced |= due.is_preemption
+        checkpoint = CheckpointId(step, place.attempt)
+        if not self._can_save(checkpoint, due):
+            return False
+        checked = arguments.check_metrics(metrics)
+        self.metric_names.check(step, checked)
+        snapshot = self.framework.snapshot(state)
+        taking = Taking(id=checkpoint, time=self.clock.now(), metrics=checked)
+        plan = self.planner.plan(snapshot, taking)
+        position.steps.note_taken(step, due, place.control.cells)
+        position.saver.submit(
+            SaveRequest(
+                plan=plan,
+                snapshot=snapshot,
+                is_durable_due=due.durable,
+                is_by_step=due.is_by_step,
+                copies=self.planner.copies,
+                asked_secs=asked_secs,
+            )
+        )
+        if due.is_preemption:
+            self._stop_at(checkpoint, place)
+        return True
+
+    def is_stopping_alone(self) -> bool:
+        """Return whether a preemption was announced, and this process stops at its next step.
+
+        Several processes agree on a common step first, unless their hosts do not reach each other.
+        """
+        place = self.position.session.place
+        if not place.control.cells[place.notice_cell]:
+            return False
+        now_secs, is_only = self.clock.monotonic(), self.processes.count == 1
+        return is_only or self.position.steps.is_left_alone(place.control.cells, now_secs)
+
+    def _present_place(self) -> AgentPlace:
+        """Return this trainer's place in the run's current attempt, which may be a newer one."""
+        session, progress = self.position.session, self.position.progress
+        with progress.stopped_by(FencedError):
+            session.finish_branch()
+            place = session.place
+            return place if place.control.cells[ATTEMPT] == place.number else session.renew()
+
+    def _can_save(self, checkpoint: CheckpointId, due: Due) -> bool:
+        """Return whether there is room for the save; defer it or skip it if there is none."""
+        steps, saver = self.position.steps, self.position.saver
+        waiting = self.position.progress.outstanding()
+        if due.may_wait and saver.should_wait(is_saving=waiting > 0):
+            steps.defer(due)
+            return False
+        is_behind = waiting >= protocol.pending_limit(self.planner.image_size_bytes)
+        if due.must_save or (not is_behind and saver.has_room()):
+            return True
+        if due.may_wait:
+            steps.defer(due)
+        elif not due.is_target:
+            steps.warn_skipped(checkpoint.step, waiting)
+        saver.skip(checkpoint)
+        return False
+
+    def _stop_at(self, checkpoint: CheckpointId, place: AgentPlace) -> None:
+        """Stop for a preemption at a step that is being saved, unless a later one is agreed on."""
+        steps, progress = self.position.steps, self.position.progress
+        steps.preempted_at = checkpoint.step
+        if self.processes.count > 1 and self.is_stopping_alone():
+            steps.stop_alone(checkpoint.step, progress.newest_text())
+        elif self.processes.count > 1:
+            steps.await_confirmation(checkpoint.step, place.control.cells, self.clock)
+            if steps.preempted_at == checkpoint.step:
+                progress.require(checkpoint)
+        if steps.preempted_at == checkpoint.step:
+            level = logging.INFO if self.processes.rank == 0 else logging.DEBUG
+            log.log(level, "preempted: step %d is being saved as the last one", checkpoint.step)
