@@ -98,15 +98,15 @@ def plan_of(endings: Sequence[Ending]) -> FinishPlan:
                 f"finish step {endings[0].step}: expected the same step on every rank, found "
                 f"{ending.step} on rank {rank}"
             )
-    found = {ending.having for ending in endings}
-    if found == {Having.DURABLE}:
+    havings = {ending.having for ending in endings}
+    if havings == {Having.DURABLE}:
         return FinishPlan.NOTHING
-    if Having.NOTHING not in found:
+    if Having.NOTHING not in havings:
         return FinishPlan.MAKE_DURABLE
     step, newest = endings[0].step, max(ending.newest for ending in endings)
     if newest > step:
         raise_step_order("finish", step, newest, None)
-    return FinishPlan.SAVE if found == {Having.NOTHING} else FinishPlan.SAVE_AGAIN
+    return FinishPlan.SAVE if havings == {Having.NOTHING} else FinishPlan.SAVE_AGAIN
 
 
 class Agreed(msgspec.Struct, frozen=True):

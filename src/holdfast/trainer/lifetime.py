@@ -171,8 +171,8 @@ class Lifetime:
 
     def signals(self) -> tuple[signal.Signals, ...]:
         """Return the signals that the manager handles."""
-        found = self._held.signals
-        return () if found is None or self.is_closed else found.handled
+        signals = self._held.signals
+        return () if signals is None or self.is_closed else signals.handled
 
     def forked(self) -> None:
         """Release, in a forked child, what it inherited; the parent's manager is unaffected."""
@@ -203,9 +203,9 @@ def replace_open(directory: object) -> None:
     """Close the manager of the run at `directory` that is open in this process, if there is one."""
     # An invalid place has no manager; opening the run reports it.
     with contextlib.suppress(InvalidArgumentError):
-        found = _open.get(_key(RunLocation.parse(directory).text))
-        if found is not None:
-            found.replace()
+        lifetime = _open.get(_key(RunLocation.parse(directory).text))
+        if lifetime is not None:
+            lifetime.replace()
 
 
 _open: weakref.WeakValueDictionary[str, Lifetime] = weakref.WeakValueDictionary()

@@ -102,11 +102,11 @@ def copy_run(
         # Without a place the copy would be taken for the run itself.
         record = msgspec.structs.replace(record, place=durable.home.recorded_place())
     stores, view = _sources_of(durable, steps, record.run_id, clock)
-    found = [view.find(step) for step in sorted(set(steps))] if steps else [*view.timeline]
+    checkpoints = [view.find(step) for step in sorted(set(steps))] if steps else [*view.timeline]
     written = open_copy(target, record, clock)
     deleted: list[int] = []
     for _ in range(LISTINGS_MAX):
-        done = _copy_listed(stores, written, found, progress, record.run_id)
+        done = _copy_listed(stores, written, checkpoints, progress, record.run_id)
         deleted += [step for step in done.deleted if step not in deleted]
         shown = ", ".join(map(str, deleted[-10:]))
         if steps and deleted:
@@ -116,7 +116,7 @@ def copy_run(
             unread = noted_remote(durable) if not steps else None
             return replace(done, deleted=tuple(deleted), unread_remote=unread)
         # A run that keeps few checkpoints may delete all that were listed before they are copied.
-        found = [*view_of([durable], durable).timeline]
+        checkpoints = [*view_of([durable], durable).timeline]
     raise StepNotFoundError(
         f"copy {origin}: expected a committed checkpoint that stays until it is copied, found none "
         f"in {LISTINGS_MAX} listings; steps deleted meanwhile: {shown}; let the run keep more "
@@ -180,12 +180,12 @@ def _check_not_opened(target: DurableStore, run_id: str) -> None:
             may be removed there.
     """
     place = target.home.location_text
-    found = read_run_record(target, place).run_id
-    if found != run_id:
+    present_id = read_run_record(target, place).run_id
+    if present_id != run_id:
         raise NotARunError(
             f"copy to {place}: expected the unfinished copy of run {run_id}, found that it was "
-            f"opened meanwhile and continues as run {found} with what was copied until then; copy "
-            "to a new place"
+            f"opened meanwhile and continues as run {present_id} with what was copied until then; "
+            "copy to a new place"
         )
 
 
@@ -225,24 +225,24 @@ def _copy_checkpoint(
     except ObjectNotFoundError:
         pass
     listings, _ = list_stores([source])
-    found = find_sources(checkpoint, [source], listings)
-    _copy_parts(found, target, progress)
-    commit_copy(manifest, target, checkpoint, len(found.parts))
+    copies = find_sources(checkpoint, [source], listings)
+    _copy_parts(copies, target, progress)
+    commit_copy(manifest, target, checkpoint, len(copies.parts))
     return True
 
 
-def _copy_parts(found: CheckpointSources, target: Store, progress: Progress) -> None:
-    listed = list_folder(target, found.id)
+def _copy_parts(sources: CheckpointSources, target: Store, progress: Progress) -> None:
+    listed = list_folder(target, sources.id)
 
     def copy(copies: Sequence[PartSource]) -> int:
         copy_part_once(copies, target, listed)
         return copies[0].part.image_size_bytes
 
     with ThreadPoolExecutor(PARTS_AT_ONCE, "holdfast-copy") as pool:
-        jobs = [pool.submit(copy, copies) for copies in found.parts]
+        jobs = [pool.submit(copy, copies) for copies in sources.parts]
         try:
             for job in jobs:
-                progress(found.id.step, job.result())
+                progress(sources.id.step, job.result())
         finally:
             for job in jobs:
                 job.cancel()

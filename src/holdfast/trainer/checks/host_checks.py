@@ -27,11 +27,11 @@ DESCRIPTORS_MIN = 4096
 
 def check_host(needed_bytes: int | None) -> Iterator[CheckResult]:
     """Yield the results for this host; `needed_bytes` of RAM, None if it is not known."""
-    found = [f"Python {platform.python_version()}"]
+    versions = [f"Python {platform.python_version()}"]
     for package in PACKAGES:
         with contextlib.suppress(metadata.PackageNotFoundError):
-            found.append(f"{package} {metadata.version(package)}")
-    yield passed("versions", ", ".join(found))
+            versions.append(f"{package} {metadata.version(package)}")
+    yield passed("versions", ", ".join(versions))
     try:
         yield passed("host name", checked_host(host_name()))
     except HoldfastError as error:
@@ -104,8 +104,8 @@ def _check_limits(needed_bytes: int | None) -> Iterator[CheckResult]:
     if of_file == resource.RLIM_INFINITY:
         yield passed("file size", "unlimited")
     elif needed_bytes is not None and of_file < needed_bytes:
-        found = f"limited to {size_text(of_file)}, the newest checkpoint is larger"
-        yield failed("file size", found, "raise it: ulimit -f unlimited")
+        problem = f"limited to {size_text(of_file)}, the newest checkpoint is larger"
+        yield failed("file size", problem, "raise it: ulimit -f unlimited")
     else:
         yield warned("file size", f"limited to {size_text(of_file)}", "ulimit -f unlimited")
     locked = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]

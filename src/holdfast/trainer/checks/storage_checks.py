@@ -51,7 +51,7 @@ def newest_size_bytes(place: str) -> int | None:
         listings = list_checkpoints(durable)
     except HoldfastError:
         return None
-    sizes = [one.size_bytes for one in listings.values() if one.is_committed]
+    sizes = [listing.size_bytes for listing in listings.values() if listing.is_committed]
     return sizes[-1] if sizes else None
 
 
@@ -126,8 +126,10 @@ def _check_space(subject: str, folder: Path, newest_bytes: int | None) -> CheckR
     free_bytes = space.f_bavail * space.f_frsize
     text = f"{size_text(free_bytes)} free"
     if newest_bytes is not None and free_bytes < CHECKPOINTS_MIN * newest_bytes:
-        found = f"{text}; a checkpoint has {size_text(newest_bytes)}"
-        return warned(subject, found, f"make room for {CHECKPOINTS_MIN} checkpoints, or keep fewer")
+        problem = f"{text}; a checkpoint has {size_text(newest_bytes)}"
+        return warned(
+            subject, problem, f"make room for {CHECKPOINTS_MIN} checkpoints, or keep fewer"
+        )
     return passed(subject, text)
 
 
@@ -203,12 +205,12 @@ def _check_requests(subject: str, store: DurableStore, clock: Clock) -> Iterator
         data = os.urandom(1 << 20) * (LARGE_SIZE_BYTES >> 20)
         yield _rate(subject, len(data), _timed(lambda: store.put(large, data)))
         began = time.time()
-        found = store.fleeting.read_timed(small)
-        if found is None or not any(one.key == small for one in store.list(LEASES)):
+        file = store.fleeting.read_timed(small)
+        if file is None or not any(entry.key == small for entry in store.list(LEASES)):
             yield failed(subject, "an object that was written is not found or not listed")
         else:
             # Of the service's time whole seconds are known.
-            yield _skew(subject, found.now_ns / 1e9 - began)
+            yield _skew(subject, file.now_ns / 1e9 - began)
     finally:
         store.delete(small, large)
     try:
@@ -239,8 +241,8 @@ def _rate(subject: str, size_bytes: int, secs: float) -> CheckResult:
 
 def _skew(subject: str, secs: float) -> CheckResult:
     if abs(secs) > SKEW_SECS_MAX:
-        found = f"its clock differs from this host's by {secs:+.1f} s"
-        return warned(subject, found, "synchronise the clocks (NTP); times in reports are wrong")
+        problem = f"its clock differs from this host's by {secs:+.1f} s"
+        return warned(subject, problem, "synchronise the clocks (NTP); times in reports are wrong")
     return passed(subject, f"its clock and this host's agree to {SKEW_SECS_MAX:g} s")
 
 

@@ -349,11 +349,11 @@ class AgentSession:
         """
         request = protocol.WantListing(attempt=self.place.attempt)
         try:
-            found = self.call("listing", request, protocol.DurableListing)
+            listing = self.call("listing", request, protocol.DurableListing)
         except HoldfastError as error:
             log.warning("the agent's listing of the durable tier is not known: %s", error)
             return None
-        return listing_in(found) if found.numbers else None
+        return listing_in(listing) if listing.numbers else None
 
     def ask_briefly(self, name: str, message: msgspec.Struct, kind: type[Answer]) -> Answer | None:
         """Call the agent, for at most `SILENT_SECS`; return None if it gives no answer.
@@ -402,21 +402,21 @@ class AgentSession:
     def sockets(self) -> list[int]:
         """Return the descriptors of the connections to the agent."""
         clients = [*self._all_clients, *([self._watch_client] if self._watch_client else [])]
-        found = (client.fileno() for client in clients)
-        return [fd for fd in found if fd is not None]
+        descriptors = (client.fileno() for client in clients)
+        return [fd for fd in descriptors if fd is not None]
 
     def _client(self) -> AgentClient:
         if self._has_ended:
             raise AgentUnavailableError(CLOSED)
-        known: tuple[int, AgentClient] | None = getattr(self._clients, "known", None)
-        if known is None or known[0] != self._generation:
-            if known is not None and known[1] in self._all_clients:
-                known[1].close()
-                self._all_clients.remove(known[1])
-            known = (self._generation, AgentClient(self.place.folder))
-            self._clients.known = known
-            self._all_clients.append(known[1])
-        return known[1]
+        current: tuple[int, AgentClient] | None = getattr(self._clients, "known", None)
+        if current is None or current[0] != self._generation:
+            if current is not None and current[1] in self._all_clients:
+                current[1].close()
+                self._all_clients.remove(current[1])
+            current = (self._generation, AgentClient(self.place.folder))
+            self._clients.known = current
+            self._all_clients.append(current[1])
+        return current[1]
 
     def _rejoining(self) -> protocol.Attach:
         place = self.place

@@ -77,8 +77,8 @@ class JobPeers:
         """Adopt newer addresses of the job's hosts and return whether any was newer."""
         has_changed = False
         for host, address in addresses.items():
-            known = self._addresses.get(host)
-            if known is not None and address.since > known.since:
+            present = self._addresses.get(host)
+            if present is not None and address.since > present.since:
                 self._stores[host].close()
                 self._addresses[host], self._stores[host] = address, self._store_at(address)
                 has_changed = True
@@ -315,8 +315,8 @@ def _job_peers(
         )
         return PeerStore(access, clock)
 
-    known = {host.name: host.peer_address for host in others if host.peer_address is not None}
-    return JobPeers(parsed_addresses(known), store_at)
+    addresses = {host.name: host.peer_address for host in others if host.peer_address is not None}
+    return JobPeers(parsed_addresses(addresses), store_at)
 
 
 def _nowhere(address: PeerAddress) -> PeerStore:

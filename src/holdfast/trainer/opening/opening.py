@@ -215,13 +215,13 @@ def _check_tiers(
         return
     if here.record.run_id != there.record.run_id:
         raise _not_its_remote(durable, remote, here.record, there.record)
-    for store, found, what in ((durable, here, "directory"), (remote, there, "remote tier")):
-        if found.finding in (Finding.COPY, Finding.DISPLACED):
+    for store, tier, what in ((durable, here, "directory"), (remote, there, "remote tier")):
+        if tier.finding in (Finding.COPY, Finding.DISPLACED):
             where = store.home.location_text
-            original = found.record.place.path if found.record.place is not None else "unknown"
+            original = tier.record.place.path if tier.record.place is not None else "unknown"
             raise NotARunError(
                 f"use {remote.home.location_text} as the remote tier of "
-                f"{durable.home.location_text}: expected the {what} of run {found.record.run_id}, "
+                f"{durable.home.location_text}: expected the {what} of run {tier.record.run_id}, "
                 f"found a copy of it at {where}; the original was at {original}. "
                 "Open the original; or open the copy with a new remote tier or without one, and it "
                 "continues as a run of its own"
@@ -302,12 +302,12 @@ def _find_on_all_hosts(
 
 
 def _open_or_create(durable: DurableStore, clock: Clock, *, takeover: bool) -> str:
-    found = _find(durable, clock)
-    if found is None:
+    place = _find(durable, clock)
+    if place is None:
         return _create_like(durable, None, clock).run_id
-    if found.finding is Finding.DISPLACED:
-        finding = find_with_ram(durable, found.record, clock, takeover=takeover)
-        found = _Found(found.record, finding)
+    if place.finding is Finding.DISPLACED:
+        finding = find_with_ram(durable, place.record, clock, takeover=takeover)
+        place = _Found(place.record, finding)
         remote = noted_remote(durable) if finding is Finding.COPY else None
         if remote is not None:
             log.warning(
@@ -315,10 +315,10 @@ def _open_or_create(durable: DurableStore, clock: Clock, *, takeover: bool) -> s
                 "the run itself: its remote tier %s continues that run, with remote= and an empty "
                 "directory",
                 durable.home.location_text,
-                found.record.run_id,
+                place.record.run_id,
                 remote,
             )
-    return _settled(durable, found, clock).run_id
+    return _settled(durable, place, clock).run_id
 
 
 def _find(durable: DurableStore, clock: Clock) -> _Found | None:
@@ -351,11 +351,11 @@ def _find(durable: DurableStore, clock: Clock) -> _Found | None:
     return _Found(record, find(durable, record, clock))
 
 
-def _settled(durable: DurableStore, found: _Found, clock: Clock) -> RunRecord:
+def _settled(durable: DurableStore, place: _Found, clock: Clock) -> RunRecord:
     """Return the directory's record as `settle` does; a run that was moved keeps its RAM."""
-    if found.finding is Finding.MOVED:
-        claim_ram(durable, found.record, clock)
-    return settle(durable, found.record, found.finding, clock)
+    if place.finding is Finding.MOVED:
+        claim_ram(durable, place.record, clock)
+    return settle(durable, place.record, place.finding, clock)
 
 
 def open_copy(place: object, record: RunRecord, clock: Clock) -> DurableStore:
@@ -377,14 +377,14 @@ def open_copy(place: object, record: RunRecord, clock: Clock) -> DurableStore:
         raise _used(durable)
     begun = structs.replace(record, is_unfinished_copy=True)
     durable.put_if_absent(RUN_FILE, seal(begun))
-    found = read_run_record(durable, location.text)
-    if found == record:
+    present = read_run_record(durable, location.text)
+    if present == record:
         # Race: a start that reads the record just before settles it with an id that `copies/` has,
         # and so settles it again once this copy has ended.
         durable.put(RUN_FILE, seal(begun))
-    elif found != begun:
-        what = f"run {found.run_id}"
-        if found.run_id == record.run_id:
+    elif present != begun:
+        what = f"run {present.run_id}"
+        if present.run_id == record.run_id:
             what = "that run itself, as its remote tier is"
         raise NotARunError(
             f"copy to {location}: expected a new place, or an unfinished copy of run "

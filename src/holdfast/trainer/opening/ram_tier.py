@@ -64,10 +64,10 @@ def foreign_checkpoints(ram: RamStore, durable: DurableStore) -> Sequence[Checkp
     Raises:
         StorageError, CheckpointDamagedError, NewerFormatError: The attempts cannot be read.
     """
-    found = sorted(list_checkpoints(ram))
-    attempts = {checkpoint.attempt for checkpoint in found}
+    checkpoints = sorted(list_checkpoints(ram))
+    attempts = {checkpoint.attempt for checkpoint in checkpoints}
     foreign = foreign_attempts(ram.root.parent, durable, attempts)
-    return [checkpoint for checkpoint in found if checkpoint.attempt in foreign]
+    return [checkpoint for checkpoint in checkpoints if checkpoint.attempt in foreign]
 
 
 def check_foreign_ram(run_id: str, durable: DurableStore, clock: Clock) -> None:

@@ -71,13 +71,13 @@ def _draw(title: str, state: Callable[[], BarState | None], ended: threading.Eve
         sys.stderr.flush()
 
 
-def bar_line(title: str, found: BarState | None) -> str:
+def bar_line(title: str, state: BarState | None) -> str:
     """Return the line of a bar."""
-    if found is None:
+    if state is None:
         return f"holdfast: {title}…"
-    share = min(1.0, max(0.0, found.share))
+    share = min(1.0, max(0.0, state.share))
     full = round(BAR_CHARS * share)
-    return f"holdfast: {title} [{'█' * full}{'·' * (BAR_CHARS - full)}] {share:4.0%} {found.text}"
+    return f"holdfast: {title} [{'█' * full}{'·' * (BAR_CHARS - full)}] {share:4.0%} {state.text}"
 
 
 def closing_state(progress: Progress) -> Callable[[], BarState | None]:

@@ -52,7 +52,7 @@ def _spread(
     token = rendezvous.decide(
         "share the agents' token",
         own,
-        lambda found: next(filter(None, found), "") or clock.new_token(),
+        lambda tokens: next(filter(None, tokens), "") or clock.new_token(),
         MEET_SECS,
     )
     with rendezvous.propagating_errors("write the agents' token"):

@@ -284,17 +284,17 @@ class _Decision:
         pauses = self._of.pauses(timeout_secs)
         while True:
             # Called before the values are read, so that a value put just before the error counts.
-            found_trouble = trouble()
-            found = self._entries.get_many(self.values, self._of.names)
-            if len(found) == self._of.count:
+            problem = trouble()
+            values_by_rank = self._entries.get_many(self.values, self._of.names)
+            if len(values_by_rank) == self._of.count:
                 break
             self._raise_failure()
-            if found_trouble is not None:
-                raise found_trouble
+            if problem is not None:
+                raise problem
             if pauses.is_over:
-                raise self._missing(found, timeout_secs)
+                raise self._missing(values_by_rank, timeout_secs)
             pauses.pause()
-        values = [decode(found[str(rank)], _Value) for rank in range(self._of.count)]
+        values = [decode(values_by_rank[str(rank)], _Value) for rank in range(self._of.count)]
         self._check_names(values)
         return [each.value for each in values]
 
@@ -302,13 +302,13 @@ class _Decision:
         """Wait for the answer and return it."""
         pauses = self._of.pauses(timeout_secs)
         while True:
-            found_trouble = trouble()
+            problem = trouble()
             is_over = pauses.is_over
-            found = self._answer_now()
-            if found is not None:
-                return found
-            if found_trouble is not None:
-                raise found_trouble
+            text = self._answer_now()
+            if text is not None:
+                return text
+            if problem is not None:
+                raise problem
             if is_over:
                 raise self._missing(
                     self._entries.get_many(self.values, self._of.names), timeout_secs
@@ -331,10 +331,10 @@ class _Decision:
                 self._of.clock.sleep(LINGER_SECS)
 
     def _answer_now(self) -> str | None:
-        found = self._entries.get(self._answer)
-        if found is None:
+        text = self._entries.get(self._answer)
+        if text is None:
             return None
-        answer = decode(found, _Answer)
+        answer = decode(text, _Answer)
         if answer.error is not None:
             raise error_named(answer.error, f"rank {answer.rank}: {answer.value}")
         return answer.value
@@ -351,9 +351,9 @@ class _Decision:
                     f"{each.name!r}; all processes must make the same calls in the same order"
                 )
 
-    def _missing(self, found: Collection[str], timeout_secs: float) -> ProcessLostError:
+    def _missing(self, present: Collection[str], timeout_secs: float) -> ProcessLostError:
         advice = "see their logs, stop this process and restart the job"
-        missing = [rank for rank in range(self._of.count) if str(rank) not in found]
+        missing = [rank for rank in range(self._of.count) if str(rank) not in present]
         # No values are left once rank 0 has read them all and removed them.
         if not missing or self._of.rank in missing:
             return ProcessLostError(

@@ -56,13 +56,13 @@ def check_shared(run_id: str, seen: Sequence[Sighting]) -> None:
         NotARunError: Some see no run, or another one. The message names their hosts and paths.
         HoldfastError: A process cannot read its path; the class is that of its error.
     """
-    odd = {(one.host, one.path): one for one in seen if one.run_id != run_id}
+    odd = {(view.host, view.path): view for view in seen if view.run_id != run_id}
     if not odd:
         return
     first = next(iter(odd.values()))
     shown = [
-        f"on host {one.host} " + (one.problem or f"{one.path} is run {one.run_id}")
-        for one in list(odd.values())[:HOSTS_SHOWN_MAX]
+        f"on host {view.host} " + (view.problem or f"{view.path} is run {view.run_id}")
+        for view in list(odd.values())[:HOSTS_SHOWN_MAX]
     ]
     more = len(odd) - len(shown)
     raise error_named(

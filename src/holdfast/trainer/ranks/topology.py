@@ -59,17 +59,17 @@ class JobHosts:
 
     def count_ranks(self, host: str) -> int:
         """Return the number of ranks on that host."""
-        return sum(count_in(one.ranks) for one in self.hosts if one.name == host)
+        return sum(count_in(job_host.ranks) for job_host in self.hosts if job_host.name == host)
 
     def host_of_each(self) -> tuple[str, ...]:
         """Return the name of each rank's host, in the order of ranks."""
-        found = {rank: host.name for host in self.hosts for rank in ranks_in(host.ranks)}
-        return tuple(found[rank] for rank in sorted(found))
+        hosts = {rank: host.name for host in self.hosts for rank in ranks_in(host.ranks)}
+        return tuple(hosts[rank] for rank in sorted(hosts))
 
     def domains(self) -> list[str]:
         """Return the failure domain of each rank, in the order of ranks."""
-        found = {rank: host.domain for host in self.hosts for rank in ranks_in(host.ranks)}
-        return [found[rank] for rank in sorted(found)]
+        domains = {rank: host.domain for host in self.hosts for rank in ranks_in(host.ranks)}
+        return [domains[rank] for rank in sorted(domains)]
 
 
 class RankPlace(msgspec.Struct, frozen=True, array_like=True):
@@ -128,16 +128,16 @@ def meet(rendezvous: Rendezvous, place: RankPlace) -> JobHosts:
         ProcessLostError: As `Rendezvous.decide`.
     """
     answer = rendezvous.decide("meet the hosts", json_text(place), _judged, MEET_SECS)
-    found = decode(answer, tuple[_HostAnswer, ...])
+    answers = decode(answer, tuple[_HostAnswer, ...])
     return JobHosts(
         hosts=tuple(
             JobHost(
-                name=one.name,
-                domain=one.domain or one.name,
-                peer_address=one.peer_address,
-                ranks=one.ranks,
+                name=host.name,
+                domain=host.domain or host.name,
+                peer_address=host.peer_address,
+                ranks=host.ranks,
             )
-            for one in found
+            for host in answers
         )
     )
 
@@ -168,11 +168,11 @@ def _domain(host: str, places: Sequence[RankPlace], ranks: list[int]) -> str:
     """Return the user's option; else the slice, if the whole host is in one; else the host."""
     first = places[ranks[0]]
     for rank in ranks:
-        found = places[rank].failure_domain
-        if found != first.failure_domain:
+        domain = places[rank].failure_domain
+        if domain != first.failure_domain:
             raise InvalidArgumentError(
                 f"meet the hosts: rank {ranks[0]} has RamTier(failure_domain="
-                f"{first.failure_domain!r}) and rank {rank} has {found!r}, but both are on host "
+                f"{first.failure_domain!r}) and rank {rank} has {domain!r}, but both are on host "
                 f"{host}, which fails as a whole; set the same for both, or a different "
                 f"{HOST_VARIABLE} for each if they are on different hosts"
             )
@@ -185,14 +185,14 @@ def _domain(host: str, places: Sequence[RankPlace], ranks: list[int]) -> str:
 
 def _peer_address(host: str, places: Sequence[RankPlace], ranks: list[int]) -> str | None:
     """Return the address that the host's ranks report; None if no rank knows it."""
-    found = [rank for rank in ranks if places[rank].peer_address is not None]
-    if not found:
+    knowing = [rank for rank in ranks if places[rank].peer_address is not None]
+    if not knowing:
         return None
-    first = places[found[0]].peer_address
-    for rank in found:
+    first = places[knowing[0]].peer_address
+    for rank in knowing:
         if places[rank].peer_address != first:
             raise InvalidArgumentError(
-                f"meet the hosts: rank {found[0]} has its agent at {first} and rank {rank} at "
+                f"meet the hosts: rank {knowing[0]} has its agent at {first} and rank {rank} at "
                 f"{places[rank].peer_address}, but both have the host name {host}; different hosts "
                 f"need different names: set {HOST_VARIABLE}"
             )
@@ -200,14 +200,14 @@ def _peer_address(host: str, places: Sequence[RankPlace], ranks: list[int]) -> s
 
 
 def _judged(values: list[str]) -> str:
-    found = hosts_of([decode(value, RankPlace) for value in values])
+    job = hosts_of([decode(value, RankPlace) for value in values])
     answers = [
         _HostAnswer(
-            one.name,
-            None if one.domain == one.name else one.domain,
-            one.peer_address,
-            one.ranks,
+            host.name,
+            None if host.domain == host.name else host.domain,
+            host.peer_address,
+            host.ranks,
         )
-        for one in found.hosts
+        for host in job.hosts
     ]
     return msgspec.json.encode(answers).decode()

@@ -100,7 +100,7 @@ class RestoreExchange:
             self._exchange = None
 
     def _agree(self, checkpoint: CheckpointId | None, wants: Wants) -> SharedAnswer:
-        ranges = {part: [*found] for part, found in wants.items()}
+        ranges = {part: [*blocks] for part, blocks in wants.items()}
         value = json_text(WantedRanges(checkpoint, ranges))
         if len(value) > WANTS_SIZE_MAX_BYTES:
             value = json_text(WantedRanges(checkpoint, {}))
@@ -121,23 +121,26 @@ def _judged(values: list[str]) -> str:
     return answer
 
 
-def wanted_together(wanted: Sequence[WantedRanges]) -> list[_SharedParts]:
-    """Return what several ranks want of the checkpoints; `wanted[r]` is what rank r wants."""
-    found = []
-    for checkpoint in sorted({one.id for one in wanted if one.id is not None}):
-        parts = shared_ranges([one.parts if one.id == checkpoint else {} for one in wanted])
+def wanted_together(wants: Sequence[WantedRanges]) -> list[_SharedParts]:
+    """Return what several ranks want of the checkpoints; `wants[r]` is what rank r wants."""
+    shared = []
+    for checkpoint in sorted({ranges.id for ranges in wants if ranges.id is not None}):
+        parts = shared_ranges([each.parts if each.id == checkpoint else {} for each in wants])
         runs = {
-            part: [(one.first, one.stop, runs_of(one.ranks)) for one in ranges]
+            part: [
+                (part_range.first, part_range.stop, runs_of(part_range.ranks))
+                for part_range in ranges
+            ]
             for part, ranges in parts.items()
         }
-        found.append(_SharedParts(checkpoint, runs))
-    return found
+        shared.append(_SharedParts(checkpoint, runs))
+    return shared
 
 
 def _shared_by(answer: SharedAnswer, checkpoint: CheckpointId) -> dict[int, list[SharedRange]]:
     return {
         part: [SharedRange(first, stop, tuple(ranks_in(runs))) for first, stop, runs in ranges]
-        for one in answer.checkpoints
-        if one.id == checkpoint
-        for part, ranges in one.parts.items()
+        for shared in answer.checkpoints
+        if shared.id == checkpoint
+        for part, ranges in shared.parts.items()
     }

@@ -84,11 +84,11 @@ class HostWatch:
         """
         if self._clock.monotonic() < self._until_secs:
             return
-        found = self._ask()
-        if found is not None and found.hosts and not found.is_writing:
-            plural = "" if len(found.hosts) == 1 else "s"
+        quiet = self._ask()
+        if quiet is not None and quiet.hosts and not quiet.is_writing:
+            plural = "" if len(quiet.hosts) == 1 else "s"
             raise WaitTimeoutError(
-                f"close: not waiting for host{plural} {', '.join(found.hosts)}, of which nothing "
+                f"close: not waiting for host{plural} {', '.join(quiet.hosts)}, of which nothing "
                 f"is heard: {self._unfinished()}"
             )
 

@@ -171,8 +171,8 @@ class Progress:
         """Return the oldest saves that were reported to the agent and have not ended."""
         with self._changed:
             saves = [*self._saves.items(), *self._sealed.items()]
-            known = [c for c, save in saves if save.is_reported]
-            return tuple(known[:WATCHED_MAX])
+            reported = [c for c, save in saves if save.is_reported]
+            return tuple(reported[:WATCHED_MAX])
 
     def sealed_part(self, checkpoint: CheckpointId) -> Sealed | None:
         """Return the report of a sealed save; None if the save has ended or is not sealed."""
@@ -394,8 +394,8 @@ class Progress:
             if self._failures:
                 error = self._failures[0]
                 if isinstance(error, SaveFailedError):
-                    failed = [one for one in self._failures if isinstance(one, SaveFailedError)]
-                    others = [one for one in self._failures if one not in failed]
+                    failed = [each for each in self._failures if isinstance(each, SaveFailedError)]
+                    others = [each for each in self._failures if each not in failed]
                     self._failures, error = deque(others), _together(failed)
                 else:
                     self._failures.popleft()
@@ -484,8 +484,8 @@ class Progress:
 
     def _note_committed(self, checkpoint: CheckpointId) -> None:
         with self._changed:
-            known = self._committed
-            if known is None or (known.attempt, known.step) < (checkpoint.attempt, checkpoint.step):
+            newest = self._committed
+            if newest is None or newest.age < checkpoint.age:
                 self._committed = checkpoint
 
     def steps(self) -> set[int]:

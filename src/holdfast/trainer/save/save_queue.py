@@ -125,13 +125,13 @@ class SaveQueue:
         """Hand a save over; wait while another one is waiting, with a warning."""
         with self._changed:
             if not waits.wait_for(self._changed, self._has_place, WARN_SECS):
-                asked = "an answer of the host's agent" if self._asked_at else "an earlier save"
+                cause = "an answer of the host's agent" if self._asked_at else "an earlier save"
                 log.warning(
                     "save step %d: the training has waited for %.0f s, and goes on waiting, for "
                     "%s; `holdfast status` shows whether the agents of all hosts answer",
                     request.plan.id.step,
                     WARN_SECS,
-                    self._at_storage or asked,
+                    self._at_storage or cause,
                 )
                 waits.wait_for(self._changed, self._has_place, None)
             request.is_handed_over, self._waiting = True, request

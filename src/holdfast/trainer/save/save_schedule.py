@@ -161,8 +161,8 @@ class SaveSchedule:
 
     def defer(self, due: Due) -> None:
         """Record that the targets which are due are served at a later step."""
-        wanted = {TARGET_DURABLE: due.durable, TARGET_RAM: due.ram}
-        self._deferred = {cell for cell, is_wanted in wanted.items() if is_wanted}
+        is_due = {TARGET_DURABLE: due.durable, TARGET_RAM: due.ram}
+        self._deferred = {cell for cell, is_wanted in is_due.items() if is_wanted}
 
     def note_taken(self, step: int, due: Due, cells: Sequence[int]) -> None:
         """Record that a checkpoint of `step` is accepted, which serves the targets it reaches."""

@@ -260,14 +260,14 @@ class UserPolicyThread:
         self._unanswered = None
         self._answer(to_judge, keep)
 
-    def _answer(self, asked: protocol.Notice, keep: Sequence[bool]) -> None:
-        assert asked.id is not None
+    def _answer(self, notice: protocol.Notice, keep: Sequence[bool]) -> None:
+        assert notice.id is not None
         ids = tuple(
             msgspec.convert(entry["id"], CheckpointId)
-            for entry, is_kept in zip(asked.data, keep, strict=True)
+            for entry, is_kept in zip(notice.data, keep, strict=True)
             if is_kept
         )
-        self._session.call("judged", protocol.Judged(newest=asked.id, keep=ids), protocol.Empty)
+        self._session.call("judged", protocol.Judged(newest=notice.id, keep=ids), protocol.Empty)
 
 
 def _text(error: BaseException) -> str:
