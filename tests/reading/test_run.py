@@ -33,8 +33,7 @@ from holdfast.trainer.opening.run_access import read_only
 from holdfast.trainer.restore.restoring import (
     LoneReader,
     RestoredState,
-    restore_newest,
-    restore_step,
+    Restorer,
 )
 from tests.hosts import Host
 
@@ -183,8 +182,8 @@ def test_a_run_that_deletes_all_that_was_listed_is_listed_again(run_directory: P
 def restored(deleting: DeletingRun | OvertakenRun, step: int | None = None) -> RestoredState | None:
     look, framework, rounds = deleting.load_view, NumpyFramework(), LoneReader()
     if step is None:
-        return restore_newest(look, framework, EVERYTHING, rounds, SystemClock())
-    return restore_step(look, step, framework, EVERYTHING, rounds, SystemClock())
+        return Restorer(framework, rounds, SystemClock()).newest(look, EVERYTHING)
+    return Restorer(framework, rounds, SystemClock()).step(look, step, EVERYTHING)
 
 
 def test_a_restore_goes_on_to_the_newest_that_is_left(run_directory: Path) -> None:
@@ -327,11 +326,11 @@ class BorrowingFramework(NumpyFramework):
 def test_memory_of_the_run_is_copied_and_not_borrowed(run_directory: Path) -> None:
     look = read_only(run_directory).load_view
     framework = BorrowingFramework()
-    found = restore_newest(look, framework, EVERYTHING, LoneReader(), SystemClock())
+    found = Restorer(framework, LoneReader(), SystemClock()).newest(look, EVERYTHING)
     assert found is not None
     assert found.report.sources == {"ram": 8000}
     assert not framework.taken
     # A process of the job borrows it.
     own = LoneReader(is_outside=False)
-    assert restore_newest(look, framework, EVERYTHING, own, SystemClock()) is not None
+    assert Restorer(framework, own, SystemClock()).newest(look, EVERYTHING) is not None
     assert len(framework.taken) == 1

@@ -59,7 +59,7 @@ from holdfast.format.values import decode_value
 from holdfast.host.wire.calls import decoded
 from holdfast.policy import preservation_policy, save_decision_policy
 from holdfast.store.contract import check_key
-from holdfast.trainer.restore.restoring import LoneReader, restore_newest
+from holdfast.trainer.restore.restoring import LoneReader, Restorer
 from tests.attempts import checkpoint_id
 from tests.trust import hostile_inputs as inputs
 from tests.trust.damaged_run import (
@@ -199,8 +199,8 @@ class Targets:
             read_run(durable, "run")
             view = view_of(stores, durable)
             view.sound()
-            found = restore_newest(
-                lambda: view, NestedFramework(), EVERYTHING, rounds, SystemClock()
+            found = Restorer(NestedFramework(), rounds, SystemClock()).newest(
+                lambda: view, EVERYTHING
             )
         # What is sealed and committed is what the run says; all else is what was saved.
         is_said = found is not None and found.id == NEWEST and "manifest" in changed

@@ -33,7 +33,7 @@ from holdfast.store.file_system import LocalFileSystem
 from holdfast.store.location import RunLocation
 from holdfast.store.ram import RamStore
 from holdfast.trainer.opening.run_access import read_damaged
-from holdfast.trainer.restore.restoring import LoneReader, restore_newest
+from holdfast.trainer.restore.restoring import LoneReader, Restorer
 from tests.attempts import checkpoint_id, folder_of
 from tests.engine.making import flip_bit, memory_folder
 from tests.hosts import host
@@ -97,12 +97,8 @@ def restore(run: DamagedRun, view: str, rank: int) -> Answer:
     rounds = LoneReader(rank=rank, count=run.count, is_outside=False)
     with warnings_of_holdfast() as told:
         read_run(run.durable, str(run.run))
-        found = restore_newest(
-            lambda: view_of(stores, run.durable),
-            NestedFramework(),
-            EVERYTHING,
-            rounds,
-            SystemClock(),
+        found = Restorer(NestedFramework(), rounds, SystemClock()).newest(
+            lambda: view_of(stores, run.durable), EVERYTHING
         )
     assert found is not None
     skipped = [checkpoint_id(step, attempt) for step, attempt, _ in found.report.skipped]

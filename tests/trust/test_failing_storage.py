@@ -28,7 +28,7 @@ from holdfast.policy.preservation_policy import LatestN
 from holdfast.store.disk import STAGING_SIZE_BYTES, DiskStore
 from holdfast.testing.block_source import BlockSource
 from holdfast.testing.failing import FailingFileSystem, FailurePlan, Fault, nothing
-from holdfast.trainer.restore.restoring import LoneReader, RestoredState, restore_newest
+from holdfast.trainer.restore.restoring import LoneReader, RestoredState, Restorer
 from tests.engine.making import memory_folder, same_bits
 from tests.manifests import manifests
 from tests.trust.failing_calls import CASES, NEW, OLD, Case, Noted, Place, clear, made, place_for
@@ -156,8 +156,8 @@ def restore(place: Place) -> RestoredState:
     """As `CheckpointManager.restore()` does it in a job of one process."""
     rounds = LoneReader(rank=0, count=1, is_outside=False)
     stores = (place.ram, place.durable)
-    restored = restore_newest(
-        lambda: view_of(stores, place.durable), JaxFramework(), EVERYTHING, rounds, SystemClock()
+    restored = Restorer(JaxFramework(), rounds, SystemClock()).newest(
+        lambda: view_of(stores, place.durable), EVERYTHING
     )
     assert restored is not None
     return restored

@@ -25,7 +25,7 @@ from holdfast.engine.reading.view import view_of
 from holdfast.errors import HoldfastError, StorageError
 from holdfast.format.names import manifest_key, parse_checkpoint_name, parse_part_name
 from holdfast.store.disk import DiskStore
-from holdfast.trainer.restore.restoring import LoneReader, RestoredState, restore_newest
+from holdfast.trainer.restore.restoring import LoneReader, RestoredState, Restorer
 from tests.engine.making import memory_folder
 from tests.trust.damaged_run import (
     NEWEST,
@@ -131,8 +131,8 @@ def little_memory() -> Iterator[None]:
 def restored(run: DamagedRun) -> RestoredState:
     rounds = LoneReader(rank=0, count=1, is_outside=False)
     durable = run.durable
-    found = restore_newest(
-        lambda: view_of([durable], durable), NestedFramework(), EVERYTHING, rounds, SystemClock()
+    found = Restorer(NestedFramework(), rounds, SystemClock()).newest(
+        lambda: view_of([durable], durable), EVERYTHING
     )
     assert found is not None
     assert same_tree(found.state, right_state(found.id, 0, False))

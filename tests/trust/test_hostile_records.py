@@ -25,7 +25,7 @@ from holdfast.format.sealed import record_digest, unseal
 from holdfast.format.timeline import last_steps
 from holdfast.format.values import decode_value, encode_value
 from holdfast.store.contract import check_key
-from holdfast.trainer.restore.restoring import LoneReader, restore_newest
+from holdfast.trainer.restore.restoring import LoneReader, Restorer
 from tests.attempts import attempt_id, checkpoint_id
 from tests.engine.making import memory_folder
 from tests.trust.damaged_run import (
@@ -100,12 +100,8 @@ def assert_refused_for(run: DamagedRun, *words: str) -> None:
     durable = run.durable
     tracemalloc.start()
     try:
-        found = restore_newest(
-            lambda: view_of([durable], durable),
-            NestedFramework(),
-            EVERYTHING,
-            rounds,
-            SystemClock(),
+        found = Restorer(NestedFramework(), rounds, SystemClock()).newest(
+            lambda: view_of([durable], durable), EVERYTHING
         )
         _, peak_bytes = tracemalloc.get_traced_memory()
     finally:
@@ -220,12 +216,8 @@ def test_a_manifest_of_a_million_parts_is_refused_for_the_first_that_is_not_ther
     commit_lies(run, lie, MANIFEST)
     rounds = LoneReader(rank=0, count=2, is_outside=False)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    found = restore_newest(
-        lambda: view_of([run.durable], run.durable),
-        NestedFramework(),
-        EVERYTHING,
-        rounds,
-        SystemClock(),
+    found = Restorer(NestedFramework(), rounds, SystemClock()).newest(
+        lambda: view_of([run.durable], run.durable), EVERYTHING
     )
     assert found is not None
     assert "no good copy of part 0 of 1000000" in found.report.skipped[0][2]
@@ -262,12 +254,8 @@ def test_paths_of_arrays_that_look_like_files_touch_no_file(
     commit_lies(run, lie, MANIFEST, PART_0)
     rounds = LoneReader(rank=0, count=2, is_outside=False)
     with contextlib.suppress(CheckpointDamagedError):
-        restore_newest(
-            lambda: view_of([run.durable], run.durable),
-            NestedFramework(),
-            EVERYTHING,
-            rounds,
-            SystemClock(),
+        Restorer(NestedFramework(), rounds, SystemClock()).newest(
+            lambda: view_of([run.durable], run.durable), EVERYTHING
         )
     assert set(run.root.rglob("*")) == files
 

@@ -28,7 +28,7 @@ from holdfast.clock import Clock, SystemClock, process_age_secs
 from holdfast.engine.reading.metadata import CheckpointMetadata, metadata_of
 from holdfast.engine.reading.process_values import process_values_of
 from holdfast.engine.reading.restore import RestoreTally
-from holdfast.engine.reading.view import find_newest_sound, find_sound
+from holdfast.engine.reading.view import find_newest_sound, find_sound, newest_first
 from holdfast.errors import HoldfastError
 from holdfast.host.wire import protocol
 from holdfast.host.wire.control_block import ATTEMPT, TARGET_DURABLE, TARGET_PREEMPTION, TARGET_RAM
@@ -52,8 +52,7 @@ from holdfast.trainer.process.progress_bar import closing_state, progress_bar, r
 from holdfast.trainer.process.training_wait import TrainingWait
 from holdfast.trainer.ranks.rendezvous import Rendezvous
 from holdfast.trainer.restore.restore_votes import Votes
-from holdfast.trainer.restore.restorer import Restorer
-from holdfast.trainer.restore.restoring import RestoredState, RestoreReport
+from holdfast.trainer.restore.restoring import RestoredState, Restorer, RestoreReport
 from holdfast.trainer.save.overhead import OverheadMeter, meter_for
 from holdfast.trainer.save.patience import SAVE_PATIENCE_SECS, Patience
 from holdfast.trainer.save.progress import STOPPED_BY, Progress
@@ -191,7 +190,7 @@ class CheckpointManager:
         )
         self._votes.read_together(self._job, self._session)
         self._views = RunViews(self._job, self._session, self._clock)
-        self._restorer = Restorer(self._framework, self._votes, self._views, self._clock)
+        self._restorer = Restorer(self._framework, self._votes, self._clock)
         self._position = Position(
             session=self._session,
             steps=self._steps,
@@ -648,10 +647,18 @@ class CheckpointManager:
 
     def _read(self, step: int | None, request: RestoreRequest) -> RestoredState | None:
         self._position.settle()
-        tallies: list[RestoreTally] = []
+        views, tallies = self._views, list[RestoreTally]()
         is_first = self._processes.rank == 0
-        with progress_bar("restoring", lambda: restoring_state(tallies), is_on=is_first):
-            restored = self._restorer.read(step, request, tallies.append)
+        with (
+            self._votes.watching(),
+            progress_bar("restoring", lambda: restoring_state(tallies), is_on=is_first),
+        ):
+            restored: RestoredState | None
+            if step is not None:
+                restored = self._restorer.step(views.load, step, request, tallies.append)
+            else:
+                look = newest_first(views.load_newest, views.load)
+                restored = self._restorer.newest(look, request, tallies.append)
         if self._meter is not None:
             self._meter.paused()
         return restored

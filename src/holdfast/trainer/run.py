@@ -31,9 +31,8 @@ from holdfast.trainer import arguments
 from holdfast.trainer.opening.run_access import read_only
 from holdfast.trainer.restore.restoring import (
     LoneReader,
+    Restorer,
     RestoreReport,
-    restore_newest,
-    restore_step,
 )
 
 POLL_SECS_MIN = 0.05
@@ -190,14 +189,13 @@ class Run:
         self._check_open("restore")
         request = arguments.check_request(like, only, partial, cast)
         request = replace(request, native=framework is not None)
-        of, rounds = find_framework(framework), LoneReader()
+        restorer = Restorer(find_framework(framework), LoneReader(), self._clock)
         if step is not None:
             number = arguments.check_step(step)
-            look = self._run.look_for(number)
-            restored = restore_step(look, number, of, request, rounds, self._clock)
+            restored = restorer.step(self._run.look_for(number), number, request)
         else:
             look = newest_first(self._run.load_newest_view, self._run.load_view)
-            newest = restore_newest(look, of, request, rounds, self._clock)
+            newest = restorer.newest(look, request)
             if newest is None:
                 arguments.raise_nothing_saved(self.directory)
             restored = newest

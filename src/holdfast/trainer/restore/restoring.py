@@ -183,166 +183,191 @@ def no_watch(tally: RestoreTally) -> None:
     """Ignore what a restore has read so far."""
 
 
-def restore_newest(
-    look: Callable[[], View],
-    framework: Framework,
-    request: RestoreRequest,
-    rounds: Rounds,
-    clock: Clock,
-    on_begun: OnBegun = no_watch,
-) -> RestoredState | None:
-    """Restore the newest checkpoint that every rank can read.
+@dataclass(frozen=True, slots=True)
+class Restorer:
+    """Restore states for one reader, or for one rank together with the others; change nothing.
 
-    Returns:
-        The restored state; None if the run has no checkpoint.
-
-    Raises:
-        StructureMismatchError: `like` does not fit the newest readable checkpoint, on this rank or
-            on another one.
-        CheckpointDamagedError: There are checkpoints, but none can be read.
-        ProcessLostError: Another rank has ended.
+    Attributes:
+        framework: Makes the states.
+        rounds: How this rank agrees with the others, each of which makes the same calls.
+        clock: The time.
     """
-    started = clock.monotonic()
-    rounds.meet()
-    limit = STEP_MAX + 1
-    skipped: list[tuple[int, int, str]] = []
-    while True:
-        with _round(rounds):
-            with rounds.propagating_errors():
-                tried = _try_newest(look, limit, framework, request, rounds, on_begun)
-                rounds.join(None, {})
-            if tried is not None and tried.error is not None:
-                reason = str(tried.error)
-                skipped.append((tried.id.step, tried.id.attempt.number, reason))
-                text = "step %d cannot be restored, trying an older one: %s"
-                log.warning(text, tried.id.step, reason)
-            good, limit = rounds.vote(
-                tried is None or tried.error is None, tried.id if tried is not None else None
-            )
-        if good and tried is not None:
-            return _finish(tried, rounds, skipped, clock.monotonic() - started)
-        if tried is None:
-            if skipped:
-                raise CheckpointDamagedError(
-                    "restore: none of the checkpoints can be read: "
-                    + "; ".join(f"step {step}: {reason}" for step, _, reason in skipped)
+
+    framework: Framework
+    rounds: Rounds
+    clock: Clock
+
+    def newest(
+        self, look: Callable[[], View], request: RestoreRequest, on_begun: OnBegun = no_watch
+    ) -> RestoredState | None:
+        """Restore the newest checkpoint that every rank can read.
+
+        Args:
+            look: Lists the checkpoints.
+            request: What of it to restore.
+            on_begun: Receives the tally of each try.
+
+        Returns:
+            The restored state; None if the run has no checkpoint.
+
+        Raises:
+            StructureMismatchError: `like` does not fit the newest readable checkpoint, on this rank
+                or on another one.
+            CheckpointDamagedError: There are checkpoints, but none can be read.
+            ProcessLostError: Another rank has ended.
+        """
+        started_secs, rounds = self.clock.monotonic(), self.rounds
+        rounds.meet()
+        limit = STEP_MAX + 1
+        skipped: list[tuple[int, int, str]] = []
+        while True:
+            with self._round():
+                with rounds.propagating_errors():
+                    tried = self._try_newest(look, limit, request, on_begun)
+                    rounds.join(None, {})
+                if tried is not None and tried.error is not None:
+                    reason = str(tried.error)
+                    skipped.append((tried.id.step, tried.id.attempt.number, reason))
+                    text = "step %d cannot be restored, trying an older one: %s"
+                    log.warning(text, tried.id.step, reason)
+                good, limit = rounds.vote(
+                    tried is None or tried.error is None, tried.id if tried is not None else None
                 )
-            if good:
-                return None
+            if good and tried is not None:
+                return self._finish(tried, skipped, self.clock.monotonic() - started_secs)
+            if tried is None:
+                if skipped:
+                    raise CheckpointDamagedError(
+                        "restore: none of the checkpoints can be read: "
+                        + "; ".join(f"step {step}: {reason}" for step, _, reason in skipped)
+                    )
+                if good:
+                    return None
 
+    def step(
+        self,
+        look: Callable[[], View],
+        step: int,
+        request: RestoreRequest,
+        on_begun: OnBegun = no_watch,
+    ) -> RestoredState:
+        """Restore the checkpoint of `step`; see `newest`.
 
-@contextmanager
-def _round(rounds: Rounds) -> Iterator[None]:
-    try:
-        yield
-    finally:
-        rounds.end_round()
+        Raises:
+            StepNotFoundError, StepUncommittedError, CheckpointDamagedError, StructureMismatchError:
+                On this rank, or on another one.
+            ProcessLostError: Another rank has ended.
+        """
 
-
-def _try_newest(
-    look: Callable[[], View],
-    limit: int,
-    framework: Framework,
-    request: RestoreRequest,
-    rounds: Rounds,
-    on_begun: OnBegun,
-) -> _Try | None:
-    """Try the newest checkpoint below step `limit`; return None where there is none.
-
-    A live run may delete a checkpoint while it is read here. It has a newer one by then, so the
-    run is listed again; the number of times is bounded, for a run that deletes faster than this
-    process reads.
-    """
-    tried = None
-    for _ in range(DELETED_MAX):
-        view = look()
-        left = [c for c in view.timeline if c.step < limit]
-        if not left:
-            return None
-        if tried is not None and left[-1] == tried.id:
+        def read(view: View, checkpoint: CheckpointId) -> _Try:
+            tried = self._try(view, checkpoint, request, on_begun)
+            if tried.error is not None and rounds.is_outside:
+                # A live run may have deleted it meanwhile, so it is looked for again.
+                raise tried.error
             return tried
-        tried = _try(view, left[-1], framework, request, rounds, on_begun)
-        if tried.error is None:
-            return tried
-    return tried
 
-
-def restore_step(
-    look: Callable[[], View],
-    step: int,
-    framework: Framework,
-    request: RestoreRequest,
-    rounds: Rounds,
-    clock: Clock,
-    on_begun: OnBegun = no_watch,
-) -> RestoredState:
-    """Restore the checkpoint of `step`.
-
-    Returns:
-        The restored state.
-
-    Raises:
-        StepNotFoundError, StepUncommittedError, CheckpointDamagedError, StructureMismatchError: On
-            this rank, or on another one.
-        ProcessLostError: Another rank has ended.
-    """
-
-    def read(view: View, checkpoint: CheckpointId) -> _Try:
-        tried = _try(view, checkpoint, framework, request, rounds, on_begun)
-        if tried.error is not None and rounds.is_outside:
-            # A live run may have deleted it meanwhile, so it is looked for again.
+        started_secs, rounds = self.clock.monotonic(), self.rounds
+        rounds.meet()
+        with self._round():
+            with rounds.propagating_errors():
+                tried = read_step(look, step, read)
+            good, _ = rounds.vote(tried.error is None, tried.id)
+        if tried.error is not None:
             raise tried.error
+        if not good:
+            raise CheckpointDamagedError(f"restore step {step}: another process could not read it")
+        return self._finish(tried, [], self.clock.monotonic() - started_secs)
+
+    @contextmanager
+    def _round(self) -> Iterator[None]:
+        try:
+            yield
+        finally:
+            self.rounds.end_round()
+
+    def _try_newest(
+        self, look: Callable[[], View], limit: int, request: RestoreRequest, on_begun: OnBegun
+    ) -> _Try | None:
+        """Try the newest checkpoint below step `limit`; return None where there is none.
+
+        A live run may delete a checkpoint while it is read here. It has a newer one by then, so the
+        run is listed again; the number of times is bounded, for a run that deletes faster than this
+        process reads.
+        """
+        tried = None
+        for _ in range(DELETED_MAX):
+            view = look()
+            left = [c for c in view.timeline if c.step < limit]
+            if not left:
+                return None
+            if tried is not None and left[-1] == tried.id:
+                return tried
+            tried = self._try(view, left[-1], request, on_begun)
+            if tried.error is None:
+                return tried
         return tried
 
-    started = clock.monotonic()
-    rounds.meet()
-    with _round(rounds):
-        with rounds.propagating_errors():
-            tried = read_step(look, step, read)
-        good, _ = rounds.vote(tried.error is None, tried.id)
-    if tried.error is not None:
-        raise tried.error
-    if not good:
-        raise CheckpointDamagedError(f"restore step {step}: another process could not read it")
-    return _finish(tried, rounds, [], clock.monotonic() - started)
-
-
-def _try(
-    view: View,
-    checkpoint: CheckpointId,
-    framework: Framework,
-    request: RestoreRequest,
-    rounds: Rounds,
-    on_begun: OnBegun,
-) -> _Try:
-    tried = _Try(checkpoint, is_newest=view.timeline[-1] == checkpoint)
-    with _unreadable_noted(tried), nothing_collected():
-        _plan(tried, view, framework, request, rounds)
-    # The errors of other ranks leave this call; they are no reason to try an older checkpoint.
-    exchange = rounds.join(checkpoint, tried.filling.wants if tried.filling is not None else {})
-    if tried.filling is None or tried.restoration is None:
+    def _try(
+        self, view: View, checkpoint: CheckpointId, request: RestoreRequest, on_begun: OnBegun
+    ) -> _Try:
+        tried = _Try(checkpoint, is_newest=view.timeline[-1] == checkpoint)
+        with _unreadable_noted(tried), nothing_collected():
+            self._plan(tried, view, request)
+        # The errors of other ranks leave this call; they are no reason to try an older checkpoint.
+        wants = tried.filling.wants if tried.filling is not None else {}
+        exchange = self.rounds.join(checkpoint, wants)
+        if tried.filling is None or tried.restoration is None:
+            return tried
+        with _unreadable_noted(tried):
+            tried.tally = tried.filling.run(on_begun, exchange)
+            tried.restoration.convert_dtypes()
+        tried.filling = None
         return tried
-    with _unreadable_noted(tried):
-        tried.tally = tried.filling.run(on_begun, exchange)
-        tried.restoration.convert_dtypes()
-    tried.filling = None
-    return tried
 
+    def _plan(self, tried: _Try, view: View, request: RestoreRequest) -> None:
+        """Find a checkpoint's copies, compare it with what is asked for, and plan its reading."""
+        is_outside = self.rounds.is_outside
+        tried.sources = view.sources(tried.id)
+        tried.restoration = self.framework.restoration(tried.sources.spec, request)
+        if is_outside and request.like is None and len(tried.sources.parts) > 1:
+            tried.restoration.process_values = ()
+        _check_processes(tried.sources, tried.restoration.process_values, self.rounds.count)
+        targets = tried.restoration.targets
+        if is_outside:
+            # A slot that this process borrows would be missing to the live run's next save.
+            targets = [target._replace(take=None) for target in targets]
+        tried.filling = Filling(tried.sources, targets)
 
-def _plan(
-    tried: _Try, view: View, framework: Framework, request: RestoreRequest, rounds: Rounds
-) -> None:
-    """Find the copies of a checkpoint, compare it with what is asked for, and plan its reading."""
-    tried.sources = view.sources(tried.id)
-    tried.restoration = framework.restoration(tried.sources.spec, request)
-    if rounds.is_outside and request.like is None and len(tried.sources.parts) > 1:
-        tried.restoration.process_values = ()
-    _check_processes(tried.sources, tried.restoration.process_values, rounds)
-    targets = tried.restoration.targets
-    if rounds.is_outside:
-        # A slot that this process borrows would be missing to the live run's next save.
-        targets = [target._replace(take=None) for target in targets]
-    tried.filling = Filling(tried.sources, targets)
+    def _finish(
+        self, tried: _Try, skipped: list[tuple[int, int, str]], seconds: float
+    ) -> RestoredState:
+        assert tried.sources is not None
+        assert tried.restoration is not None
+        process_values: dict[Path, object] = {}
+        if tried.restoration.process_values:
+            part = tried.sources.parts[self.rounds.rank][0].part
+            process_values = {value.path: decode_value(value.value) for value in part.values}
+        if tried.tally.passed_over:
+            log.warning(
+                "step %d was read without %d copies that could not be used; the first: %s",
+                tried.id.step,
+                len(tried.tally.passed_over),
+                tried.tally.passed_over[0],
+            )
+        report = RestoreReport(
+            step=tried.id.step,
+            attempt=tried.id.attempt.number,
+            sources=dict(tried.tally.bytes_by_tier),
+            skipped=tuple(skipped),
+            passed_over=tuple(tried.tally.passed_over),
+            left_out=_left_out(tried.sources, tried.restoration.process_values),
+            kept=tuple(map(path_name, tried.restoration.kept)),
+            seconds=round(seconds, 4),
+            shared=tried.tally.shared_bytes,
+        )
+        with nothing_collected():
+            state = tried.restoration.finish(process_values)
+        return RestoredState(state, report, tried.id, tried.is_newest)
 
 
 @contextmanager
@@ -356,52 +381,17 @@ def _unreadable_noted(tried: _Try) -> Iterator[None]:
         tried.error = error
 
 
-def _check_processes(sources: CheckpointSources, paths: Sequence[Path], rounds: Rounds) -> None:
+def _check_processes(sources: CheckpointSources, paths: Sequence[Path], process_count: int) -> None:
     """Check that the checkpoint has one state of the objects at `paths` for each process."""
-    if paths and len(sources.parts) != rounds.count:
+    if paths and len(sources.parts) != process_count:
         step = sources.id.step
         raise StructureMismatchError(
             f"restore step {step}: {len(paths)} objects with a state "
             f"({', '.join(map(path_name, paths[:5]))}) were saved by {len(sources.parts)} "
-            f"processes, this job has {rounds.count}. Restore a state without these objects, with "
+            f"processes, this job has {process_count}. Restore a state without these objects, with "
             "their names as partial=..., and divide among them the states that "
             f"process_values({step}) returns"
         )
-
-
-def _finish(
-    tried: _Try,
-    rounds: Rounds,
-    skipped: list[tuple[int, int, str]],
-    seconds: float,
-) -> RestoredState:
-    assert tried.sources is not None
-    assert tried.restoration is not None
-    process_values: dict[Path, object] = {}
-    if tried.restoration.process_values:
-        part = tried.sources.parts[rounds.rank][0].part
-        process_values = {value.path: decode_value(value.value) for value in part.values}
-    if tried.tally.passed_over:
-        log.warning(
-            "step %d was read without %d copies that could not be used; the first: %s",
-            tried.id.step,
-            len(tried.tally.passed_over),
-            tried.tally.passed_over[0],
-        )
-    report = RestoreReport(
-        step=tried.id.step,
-        attempt=tried.id.attempt.number,
-        sources=dict(tried.tally.bytes_by_tier),
-        skipped=tuple(skipped),
-        passed_over=tuple(tried.tally.passed_over),
-        left_out=_left_out(tried.sources, tried.restoration.process_values),
-        kept=tuple(map(path_name, tried.restoration.kept)),
-        seconds=round(seconds, 4),
-        shared=tried.tally.shared_bytes,
-    )
-    with nothing_collected():
-        state = tried.restoration.finish(process_values)
-    return RestoredState(state, report, tried.id, tried.is_newest)
 
 
 def _left_out(sources: CheckpointSources, taken: Sequence[Path]) -> tuple[str, ...]:
