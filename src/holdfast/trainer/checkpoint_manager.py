@@ -40,6 +40,7 @@ from holdfast.trainer import arguments
 from holdfast.trainer.due_saves import DueSaves
 from holdfast.trainer.finisher import Finisher
 from holdfast.trainer.lifetime import HeldResources, Lifetime, replace_open
+from holdfast.trainer.opening.agent_session import AgentSession
 from holdfast.trainer.opening.job_context import find_job
 from holdfast.trainer.opening.opening import open_run
 from holdfast.trainer.opening.run_views import RunViews
@@ -160,8 +161,14 @@ class CheckpointManager:
         self._own: UserPolicyThread | None = None
         self._votes = Votes(self._rendezvous)
         with self._rendezvous.propagating_errors("join the host's agent"):
-            start = self._job.begin_agent()
-            self._session = self._job.join(start, self._clock, self._on_notice, self._on_new_agent)
+            self._session = AgentSession(
+                self._job.config,
+                self._job.attach,
+                self._clock,
+                self._on_notice,
+                self._on_new_agent,
+                self._job.durable.home,
+            )
         self._steps = SaveSchedule(self._session.place.origin, self._options, self._processes.count)
         self._wait = TrainingWait(self._session, self._clock)
         held = HeldResources(job=self._job, progress=self._progress, session=self._session)

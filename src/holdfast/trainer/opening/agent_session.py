@@ -3,9 +3,9 @@
 Invariant: an accepted checkpoint stays in `Progress` until the agent reports that it is durable or
 has failed. Each checkpoint that has not ended is reported again to a new agent.
 
-An agent that stops answering is treated as ended (`host.wire.client` defines when). If its process
-is still alive, for example suspended by a signal, no other agent can replace it: calls raise at
-once, until it continues, and the watcher retries every `RETRY_SECS` while the manager is open.
+An agent that stops answering is treated as ended (`host.wire.client` defines when). If its process is
+still alive, for example suspended by a signal, no other agent can replace it: calls raise at once,
+until it continues, and the watcher retries every `RETRY_SECS` while the manager is open.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ from holdfast.host.wire.control_block import (
     step_time_cell,
     wait_cells,
 )
-from holdfast.host.wire.launch import AgentStart, ensure_agent
+from holdfast.host.wire.launch import ensure_agent
 from holdfast.observe.events.schema import TrainerEvent
 from holdfast.store.durable import RunHome
 
@@ -179,7 +179,6 @@ class AgentSession:
         on_notice: Callable[[protocol.Notice], None],
         on_return: Callable[[], None],
         home: RunHome,
-        start: AgentStart | None = None,
     ) -> None:
         self._config = config
         self._home = home
@@ -207,7 +206,7 @@ class AgentSession:
         self._pending: Callable[[], tuple[CheckpointId, ...]] = tuple
         self.left: protocol.Detached | None = None
         """What stays on this host after `close`; None if the agent did not answer."""
-        self.place = self._join(start)
+        self.place = self._join()
         self._watcher = threading.Thread(target=self._watch, name="holdfast-watch", daemon=True)
 
     @property
@@ -422,7 +421,7 @@ class AgentSession:
         place = self.place
         return msgspec.structs.replace(self._attach, attempt=place.attempt, origin=place.origin)
 
-    def _join(self, start: AgentStart | None = None) -> AgentPlace:
+    def _join(self) -> AgentPlace:
         for _ in range(TRIES_MAX):
             # Raises if the directory was removed: no agent is started for a replacement at its
             # path.
@@ -432,8 +431,7 @@ class AgentSession:
             self._attach = msgspec.structs.replace(
                 self._attach, run=run, directory=self._home.identity_text
             )
-            folder, reason = ensure_agent(self._config, self._clock, start)
-            start = None
+            folder, reason = ensure_agent(self._config, self._clock)
             if reason is not None:
                 log.warning("the agent, and RAM checkpoints with it, are in %s: %s", folder, reason)
             client = AgentClient(folder)

@@ -23,11 +23,9 @@ from holdfast.host.wire.config import AgentConfig
 from holdfast.host.wire.launch import (
     LEAVING_POLL_SECS,
     START_SECS,
-    AgentStart,
-    begin_start,
     ensure_agent,
 )
-from holdfast.host.wire.protocol import AgentStatus, Attach, Empty, Notice
+from holdfast.host.wire.protocol import AgentStatus, Attach, Empty
 from holdfast.peers.address import PeerAddress, parsed_addresses
 from holdfast.peers.config import PeerConfig, read_token
 from holdfast.store.durable import DurableStore
@@ -133,27 +131,6 @@ class JobContext:
             hosts=self.hosts,
             peers=self.peers.by_host(),
             is_lost=is_lost,
-        )
-
-    def begin_agent(self) -> AgentStart:
-        """Start this host's agent where there is none, and do not wait for it; `join` does."""
-        return begin_start(self.config)
-
-    def join(
-        self,
-        start: AgentStart,
-        clock: Clock,
-        on_notice: Callable[[Notice], None],
-        on_return: Callable[[], None],
-    ) -> AgentSession:
-        """Join this host's agent, which `begin_agent` has found or started.
-
-        Raises:
-            AgentUnavailableError: No agent can be started or joined.
-            HoldfastError: The agent refuses this process.
-        """
-        return AgentSession(
-            self.config, self.attach, clock, on_notice, on_return, self.durable.home, start
         )
 
     def close(self) -> None:
