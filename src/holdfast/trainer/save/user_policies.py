@@ -148,8 +148,8 @@ class UserPolicyThread:
         if secs >= LATE_SECS:
             self._warned = running
             log.warning(
-                "%s has not returned for %.0f s; until it does, no policy of the user's is "
-                "evaluated: they cause no save, and nothing is deleted that they may keep",
+                "%s has not returned for %.0f s; until it does, the user's policies are not "
+                "evaluated: none requests a save, and nothing that they may keep is deleted",
                 running[0],
                 secs,
             )
