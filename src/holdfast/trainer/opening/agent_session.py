@@ -3,9 +3,9 @@
 Invariant: an accepted checkpoint stays in `Progress` until the agent reports that it is durable or
 has failed. Each checkpoint that has not ended is reported again to a new agent.
 
-An agent that stops answering is treated as ended (`host.wire.client` defines when). If its process is
-still alive, for example suspended by a signal, no other agent can replace it: calls raise at once,
-until it continues, and the watcher retries every `RETRY_SECS` while the manager is open.
+An agent that stops answering is treated as ended (`host.wire.client` defines when). If its process
+is still alive, for example suspended by a signal, no other agent can replace it: calls raise at
+once, until it continues, and the watcher retries every `RETRY_SECS` while the manager is open.
 """
 
 from __future__ import annotations
