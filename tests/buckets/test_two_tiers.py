@@ -14,6 +14,7 @@ import pytest
 
 import holdfast
 from holdfast import CheckpointManager, RemoteTier
+from holdfast.adapt.numpy_state import OwnProcess
 from holdfast.cli.main import main
 from holdfast.clock import SystemClock
 from holdfast.engine.lifecycle.catalog import list_checkpoints
@@ -21,7 +22,7 @@ from holdfast.errors import StorageError, WaitTimeoutError
 from holdfast.policy.save_decision_policy import FixedIntervalPolicy
 from holdfast.store.location import open_durable
 from holdfast.trainer.opening.opening import open_run
-from holdfast.trainer.opening.rendezvous import OneProcess, Rendezvous
+from holdfast.trainer.ranks.rendezvous import Rendezvous
 from tests.buckets.fault_proxy import FaultProxy, Request, running_proxy
 from tests.buckets.s3_server import BUCKET, running_server
 from tests.buckets.test_runs import check, state_of
@@ -86,7 +87,7 @@ def test_a_start_that_cannot_reach_the_bucket_says_what_to_do(
     proxy: FaultProxy, proxied_url: str, tmp_path: Path
 ) -> None:
     proxy.choose = lambda request: "refused"
-    rendezvous = Rendezvous(OneProcess(), SystemClock())
+    rendezvous = Rendezvous(OwnProcess(), SystemClock())
     with pytest.raises(StorageError, match=r"open the remote tier of .*AccessDenied.*remote="):
         open_run(tmp_path / "fast", rendezvous, SystemClock(), proxied_url)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from holdfast.adapt.numpy_state import NumpyFramework
+from holdfast.adapt.numpy_state import NumpyFramework, OwnProcess
 from holdfast.clock import SystemClock
 from holdfast.engine.lifecycle.attempts import (
     AttemptStart,
@@ -26,8 +26,8 @@ from holdfast.format.records import RunRecord
 from holdfast.store.durable import DurableStore
 from holdfast.store.location import open_durable
 from holdfast.trainer.opening.opening import OpenRun, open_run
-from holdfast.trainer.opening.rendezvous import OneProcess, Rendezvous
 from holdfast.trainer.planning import Planner, Taking
+from holdfast.trainer.ranks.rendezvous import Rendezvous
 from tests.engine.making import TIME
 from tests.trainer.tiers import Places
 from tests.trainer.two_tier_trainer import state_of
@@ -72,7 +72,7 @@ class WrittenTiers(Places):
 
 def opened(place: Path, remote: str | None = None, *, takeover: bool = False) -> OpenRun:
     """Open a run as a start does; nothing is kept open."""
-    run = open_run(place, Rendezvous(OneProcess(), CLOCK), CLOCK, remote, takeover=takeover)
+    run = open_run(place, Rendezvous(OwnProcess(), CLOCK), CLOCK, remote, takeover=takeover)
     for store in (run.durable, run.remote):
         if store is not None:
             store.home.release()

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.trainer.save.saver import PATIENCE_SECS
+from holdfast.trainer.save.save_queue import PATIENCE_SECS
 from tests.hosts import Host, host
 from tests.store.places import mounted
 from tests.trust.failing_rig import (
