@@ -12,7 +12,8 @@ or what was restored is not what was saved. 3: one did not run. 4: there is no G
 measured. 5: all ran, and a figure is not what was wanted.
 
 `--stand-in` runs Holdfast's code path, small, on a stand-in device in the host's memory: that shows
-that it works, and measures nothing; sections that need a GPU are listed as not run.
+that it works, and measures nothing; sections that need a GPU are listed as not run. The stand-in is
+that of the tests: `PYTHONPATH=src:. python benchmarks/gpu.py --stand-in`.
 """
 
 from __future__ import annotations
@@ -338,7 +339,7 @@ def holdfast_section(options: argparse.Namespace) -> State:
     logging.getLogger("holdfast").setLevel(logging.DEBUG)
     with ExitStack() as stack:
         if options.stand_in:
-            from holdfast.testing.stand_in_device import StandInDevice
+            from tests.adapt.stand_in_device import StandInDevice
 
             stack.enter_context(StandInDevice().serving())
         training = Training(options)
@@ -388,7 +389,7 @@ def torch_section(options: argparse.Namespace) -> State:
     logging.getLogger("holdfast").setLevel(logging.DEBUG)
     with ExitStack() as stack:
         if options.stand_in:
-            from holdfast.testing.stand_in_device import StandInDevice
+            from tests.adapt.stand_in_device import StandInDevice
 
             stack.enter_context(StandInDevice().serving_torch())
         training = TorchTraining(options)

@@ -24,6 +24,7 @@ from holdfast.host.wire.client import AgentClient, AgentGoneError
 from holdfast.observe.events.reader import read_events
 from holdfast.observe.events.schema import Event
 
+ROOT = Path(__file__).parents[1]
 WAIT_SECS = 60.0
 AGENTS = {"holdfast.host", "holdfast.interop.mindio.file_agent"}
 """The modules of the processes that trainers start on their host."""
@@ -43,7 +44,10 @@ class Host:
     def environment(self) -> dict[str, str]:
         own = {"HOLDFAST_RAM": str(self.folder), "HOLDFAST_HOST": self.name}
         own |= {"PYTHONFAULTHANDLER": "1"}
-        return os.environ | own | self.variables
+        variables = os.environ | own | self.variables
+        # Scripts of the tests import others.
+        paths = (variables.get("PYTHONPATH", ""), str(ROOT))
+        return variables | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
 
     def start(self, script: Path | str, *arguments: object, **extra: str) -> subprocess.Popen[str]:
         """Starts a Python script on this host."""

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from holdfast.testing.stand_in_device import StandInDevice
+from tests.adapt.stand_in_device import StandInDevice
 from tests.hosts import Host, host
 
 

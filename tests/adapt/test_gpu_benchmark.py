@@ -39,7 +39,8 @@ def test_on_a_stand_in_holdfast_works_and_the_rest_is_listed_as_not_run(
 ) -> None:
     report = tmp_path / "gpu.json"
     folders = ["--ram", str(one_host.folder), "--directory", str(tmp_path)]
-    done = run("--stand-in", "--rounds", "2", "--steps", "4", "--json", str(report), *folders)
+    options = ["--stand-in", "--rounds", "2", "--steps", "4", "--json", str(report)]
+    done = run(*options, *folders, PYTHONPATH=str(SCRIPT.parents[1]))
     assert done.returncode == 3, done.stdout + done.stderr
     found = json.loads(report.read_text())
     assert set(found["not_run"]) == {"pinned", "orbax", "torch", "dcp"}

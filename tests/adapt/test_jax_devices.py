@@ -15,7 +15,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from holdfast.adapt.jax.devices import DeviceArrays, JaxDevices
 from holdfast.adapt.jax.state import JaxFramework
 from holdfast.format.layout import Chunk
-from holdfast.testing.stand_in_device import StandInDevice
+from tests.adapt.stand_in_device import StandInDevice
 
 MB = 1_000_000
 

@@ -16,7 +16,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 import holdfast
 from holdfast import save_decision_policy
 from holdfast.errors import SaveFailedError
-from holdfast.testing.stand_in_device import StandInDevice
+from tests.adapt.stand_in_device import StandInDevice
 from tests.engine.making import DTYPES, numpy_type, random_array
 from tests.hosts import Host, events, wait_until
 from tests.trainer.states import same

@@ -18,7 +18,7 @@ torch = pytest.importorskip("torch", reason="PyTorch cannot be had here", exc_ty
 
 import holdfast  # noqa: E402
 from holdfast import errors, save_decision_policy  # noqa: E402
-from holdfast.testing.stand_in_device import StandInDevice  # noqa: E402
+from tests.adapt.stand_in_device import StandInDevice  # noqa: E402
 from tests.hosts import Host, wait_until  # noqa: E402
 
 EVERY_STEP = save_decision_policy.FixedIntervalPolicy(1)

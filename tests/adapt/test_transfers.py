@@ -13,7 +13,7 @@ from holdfast.adapt.contract import DeviceRange
 from holdfast.adapt.devices import transfers
 from holdfast.adapt.devices.transfers import RegisteredMemory, Streams
 from holdfast.errors import DeviceError
-from holdfast.testing.stand_in_device import StandInDevice
+from tests.adapt.stand_in_device import StandInDevice
 from tests.hosts import wait_until
 
 PIECE = transfers.PIECE_SIZE_BYTES

@@ -92,7 +92,7 @@ class Killer:
 
 
 def _variables(one: Host) -> dict[str, str]:
-    return {"HOLDFAST_STATE": str(one.folder / "state"), "PYTHONPATH": str(SCRIPT.parents[2])}
+    return {"HOLDFAST_STATE": str(one.folder / "state")}
 
 
 def judged(url: str) -> tuple[Outcome, int]:

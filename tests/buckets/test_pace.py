@@ -25,8 +25,8 @@ from holdfast.store.location import RunLocation
 from holdfast.store.object_service import connect
 from holdfast.store.run_delays import longest_delay_secs, run_delays
 from holdfast.store.upload_pace import PARTS_AT_ONCE, PAUSE_MAX_SECS, UploadPace
-from holdfast.testing.object_server import ObjectServer
 from tests.buckets.fault_proxy import FaultProxy, Request, seeded
+from tests.buckets.object_server import ObjectServer
 from tests.buckets.test_faults import saved_steps
 from tests.hosts import Host
 from tests.trust.in_process import StepClock

@@ -12,8 +12,8 @@ from holdfast.errors import ObjectNotFoundError, StorageRefusedError
 from holdfast.store.bucket import BucketStore
 from holdfast.store.contract import Store
 from holdfast.store.object_service import connect
-from holdfast.testing.object_server import ObjectServer, Trouble, open_bucket
 from holdfast.testing.store_suite import StoreSuite
+from tests.buckets.object_server import ObjectServer, Trouble, open_bucket
 
 
 def open_at(bucket: str, prefix: str) -> BucketStore:

@@ -28,8 +28,8 @@ from holdfast.format.digests import BLOCK_SIZE_BYTES, digest
 from holdfast.format.names import image_key
 from holdfast.store.ram import RamStore
 from holdfast.store.slots import SLOTS, SlotPool
-from holdfast.testing.stand_in_device import StandInDevice
 from holdfast.trainer.planning import Planner, Taking
+from tests.adapt.stand_in_device import StandInDevice
 from tests.attempts import checkpoint_id
 from tests.engine.making import memory_folder
 from tests.hosts import wait_until

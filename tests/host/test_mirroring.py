@@ -41,10 +41,10 @@ from holdfast.policy.save_decision_policy import (
 )
 from holdfast.store.contract import StoredObject
 from holdfast.store.disk import DiskStore
-from holdfast.testing.failing import CHANGES, FailingFileSystem, FailurePlan, Fault
 from tests.attempts import attempt_id, checkpoint_id
 from tests.engine.making import memory_folder
 from tests.hosts import events, wait_until
+from tests.store.failing_files import CHANGES, FailingFileSystem, FailurePlan, Fault
 from tests.trust.in_process import (
     RUN_ID,
     InProcessHost,

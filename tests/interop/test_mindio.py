@@ -26,7 +26,6 @@ from holdfast.interop.mindio.file_agent.ram_files import data_path  # noqa: E402
 from tests.hosts import Host, is_running, stop, wait_until  # noqa: E402
 
 TRAINING = Path(__file__).with_name("mindio_training.py")
-ROOT = Path(__file__).parents[2]
 
 
 class Held:
@@ -460,7 +459,6 @@ def _train(one_host: Host, folder: Path, *, kill: int = 0) -> list[list[str]]:
             *("-m", "tests.interop.mindio_training", folder, rank, 2, 12, kill),
             GLOO_SOCKET_IFNAME="lo",
             OMP_NUM_THREADS="1",
-            PYTHONPATH=str(ROOT),
         )
         for rank in range(2)
     ]

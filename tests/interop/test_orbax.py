@@ -44,7 +44,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
                     *(sys.executable, "-W", "ignore", SCRIPT),
                     *(name, folder / name, folder / f"{name}.json", "programs", str(SEEDS)),
                 ],
-                env=made.environment | {"PYTHONPATH": str(SCRIPT.parents[2]), "XLA_FLAGS": DEVICES},
+                env=made.environment | {"XLA_FLAGS": DEVICES},
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
             )

@@ -29,7 +29,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
     with host() as made:
         subprocess.run(
             [sys.executable, "-W", "ignore", SCRIPT, folder / "trips", folder / "seen.json"],
-            env=made.environment | {"PYTHONPATH": str(SCRIPT.parents[2])},
+            env=made.environment,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             timeout=250,

@@ -59,11 +59,10 @@ def watched(folder: Path, first: int | str, count: int, ranks: int = 1) -> list[
 
 
 def started(made: Host, log: Path, arguments: list[Any]) -> subprocess.Popen[bytes]:
-    root = str(SCRIPT.parents[2])
     with log.open("wb") as output:
         return subprocess.Popen(
             [sys.executable, "-W", "ignore", str(SCRIPT), *map(str, arguments)],
-            env=made.environment | {"PYTHONPATH": root, "XLA_FLAGS": DEVICES},
+            env=made.environment | {"XLA_FLAGS": DEVICES},
             stdout=output,
             stderr=output,
         )

@@ -21,8 +21,8 @@ from holdfast.store.direct_io import (
 )
 from holdfast.store.disk import DiskStore
 from holdfast.store.file_system import LocalFileSystem
-from holdfast.testing.failing import FailingFileSystem, FailurePlan, Fault
 from holdfast.testing.store_bytes import content
+from tests.store.failing_files import FailingFileSystem, FailurePlan, Fault
 from tests.store.places import mounted, open_disk, open_disk_directly
 
 KEY = "a/b"

@@ -27,10 +27,10 @@ from holdfast.store.file_system import LocalFileSystem
 from holdfast.store.free_names import UNFINISHED
 from holdfast.store.object_folder import make_folder
 from holdfast.testing.block_source import BlockSource, SourceFailedError, fail
-from holdfast.testing.crash_states import materialise, power_losses
-from holdfast.testing.recording import RecordingFileSystem, Sync
 from tests.engine.making import memory_folder
+from tests.store.crash_states import materialise, power_losses
 from tests.store.places import mounted, open_disk
+from tests.store.recording import RecordingFileSystem, Sync
 
 MIB = 1 << 20
 

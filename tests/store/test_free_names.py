@@ -18,9 +18,9 @@ from holdfast.store import free_names
 from holdfast.store.disk import DiskStore
 from holdfast.store.file_system import LocalFileSystem
 from holdfast.store.free_names import CLAIM_SECS, WAIT_SECS
-from holdfast.testing.crash_states import deaths, materialise, power_losses
-from holdfast.testing.recording import RecordingFileSystem
 from tests.engine.making import memory_folder
+from tests.store.crash_states import deaths, materialise, power_losses
+from tests.store.recording import RecordingFileSystem
 from tests.trust.in_process import StepClock
 
 CLAIM = ".b.claim-{}.unfinished"

@@ -10,8 +10,8 @@ import pytest
 
 from holdfast.store.contract import Store
 from holdfast.store.ram import RamStore
-from holdfast.testing.object_server import ObjectServer, open_bucket, serve, troubles
 from holdfast.testing.store_suite import StoreSuite
+from tests.buckets.object_server import ObjectServer, open_bucket, serve, troubles
 from tests.store.places import linkless, mounted, open_disk, open_disk_directly, open_ram
 
 

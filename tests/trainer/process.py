@@ -22,7 +22,7 @@ import numpy as np
 import holdfast
 from holdfast import preservation_policy, save_decision_policy
 from holdfast.errors import HoldfastError, SaveFailedError
-from holdfast.testing.stand_in_device import StandInDevice
+from tests.adapt.stand_in_device import StandInDevice
 
 if json.loads(sys.argv[5]).get("framework") == "torch":
     import torch_states as states

@@ -18,7 +18,7 @@ import pytest
 import holdfast
 from holdfast import errors, preservation_policy, save_decision_policy
 from holdfast.host.wire.control_block import NEVER, TARGET_DURABLE
-from holdfast.testing.stand_in_device import StandInDevice
+from tests.adapt.stand_in_device import StandInDevice
 from tests.hosts import Host, events, wait_until
 
 EVERY_STEP = save_decision_policy.FixedIntervalPolicy(1)

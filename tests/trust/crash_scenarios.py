@@ -17,8 +17,8 @@ from holdfast.format.names import RUN_FILE, CheckpointId, manifest_key
 from holdfast.host.wire import protocol
 from holdfast.store.disk import DiskStore
 from holdfast.store.object_folder import make_folder
-from holdfast.testing.crash_states import CrashState, materialise
-from holdfast.testing.recording import Log, RecordingFileSystem
+from tests.store.crash_states import CrashState, materialise
+from tests.store.recording import Log, RecordingFileSystem
 from tests.trust.crash_oracle import (
     Attempted,
     Attempting,

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 from holdfast.host import process
-from holdfast.testing.failing import FailingFileSystem, Fault, Operation
+from tests.store.failing_files import FailingFileSystem, Fault, Operation
 
 
 class Switch:

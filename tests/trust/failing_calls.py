@@ -44,10 +44,10 @@ from holdfast.store.disk import DiskStore
 from holdfast.store.file_system import LOCAL, FileSystem
 from holdfast.store.ram import RamStore
 from holdfast.store.slots import SLOTS, SlotPool
-from holdfast.testing.failing import FailingFileSystem, FailurePlan
 from tests.attempts import attempt_id, checkpoint_id
 from tests.engine.making import RUN_ID, TIME, Made, begin, random_array, same_bits, sources_of
 from tests.engine.reusing import Chain
+from tests.store.failing_files import FailingFileSystem, FailurePlan
 from tests.trust.in_process import StepClock
 
 GONE, OLD, NEW = checkpoint_id(5), checkpoint_id(10), checkpoint_id(20)

@@ -13,8 +13,9 @@ import pytest
 from holdfast.clock import SystemClock
 from holdfast.store.disk import DiskStore
 from holdfast.store.file_system import LOCAL, FileSystem
-from holdfast.testing import recording
-from holdfast.testing.crash_states import (
+from tests.engine.making import memory_folder
+from tests.store import recording
+from tests.store.crash_states import (
     LOST,
     CrashState,
     at_rest,
@@ -22,8 +23,7 @@ from holdfast.testing.crash_states import (
     materialise,
     power_losses,
 )
-from holdfast.testing.recording import Log, Mark, RecordingFileSystem
-from tests.engine.making import memory_folder
+from tests.store.recording import Log, Mark, RecordingFileSystem
 from tests.trust.crash_scenarios import RecordedHost, places, preservation
 
 Found = dict[str, bytes | None]

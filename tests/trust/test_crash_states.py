@@ -1,7 +1,7 @@
 """Check every state that a crash can leave: it holds what was acknowledged, and nothing else.
 
 The operations of a store are recorded; from the record every crash is made
-(`holdfast.testing.crash_states`), and a new agent and a new trainer open the result. The expected
+(`tests.store.crash_states`), and a new agent and a new trainer open the result. The expected
 contents follow from the marks in the record (`crash_oracle`), not from Holdfast.
 """
 
@@ -24,14 +24,19 @@ from holdfast.format.names import AttemptId, CheckpointId, checkpoint_name
 from holdfast.policy.preservation_policy import LatestN
 from holdfast.store.disk import DiskStore
 from holdfast.store.file_system import LocalFileSystem
-from holdfast.testing.crash_states import (
+from holdfast.trainer.opening.opening import open_run
+from holdfast.trainer.opening.rendezvous import OneProcess, Rendezvous
+from tests.engine.making import memory_folder
+from tests.hosts import events
+from tests.manifests import manifests
+from tests.store.crash_states import (
     CrashState,
     at_rest,
     deaths,
     materialise,
     power_losses,
 )
-from holdfast.testing.recording import Log, Mark, RecordingFileSystem, Sync
+from tests.store.recording import Log, Mark, RecordingFileSystem, Sync
 from holdfast.trainer.opening.opening import open_run
 from holdfast.trainer.ranks.rendezvous import Rendezvous
 from tests.engine.making import memory_folder

@@ -27,10 +27,11 @@ from holdfast.format.names import CheckpointId, manifest_key
 from holdfast.policy.preservation_policy import LatestN
 from holdfast.store.disk import STAGING_SIZE_BYTES, DiskStore
 from holdfast.testing.block_source import BlockSource
-from holdfast.testing.failing import FailingFileSystem, FailurePlan, Fault, nothing
+from tests.store.failing_files import FailingFileSystem, FailurePlan, Fault, nothing
 from holdfast.trainer.restore.restoring import LoneReader, RestoredState, Restorer
 from tests.engine.making import memory_folder, same_bits
 from tests.manifests import manifests
+from tests.store.failing_files import FailingFileSystem, FailurePlan, Fault, nothing
 from tests.trust.failing_calls import CASES, NEW, OLD, Case, Noted, Place, clear, made, place_for
 from tests.trust.figures import tell
 from tests.trust.in_process import InProcessHost, Trainer

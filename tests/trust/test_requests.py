@@ -39,7 +39,7 @@ from holdfast.policy import preservation_policy, save_decision_policy
 from holdfast.policy.save_decision_policy import FixedIntervalPolicy
 from holdfast.store.bucket import BucketStore
 from holdfast.store.durable import DurableStore
-from holdfast.testing.object_server import ObjectServer, Plan, Trouble, no_trouble, troubles
+from tests.buckets.object_server import ObjectServer, Plan, Trouble, no_trouble, troubles
 from tests.engine.making import memory_folder
 from tests.trust.in_process import (
     RUN_ID,

@@ -2,7 +2,7 @@
 
 All changes that the stores make on a file system, and all bytes that they read from one, pass
 through one `FileSystem`. So a test can record the operations and their order, fail the n-th call,
-or leave a disk as a crash would (`holdfast.testing`). Lookups of names, sizes and locks change
+or leave a disk as a crash would (`tests/store`). Lookups of names, sizes and locks change
 nothing and bypass it; so do transfers between a socket and a slot's memory.
 
 The methods are the system calls: they raise OSError and have POSIX semantics. A folder is synced by

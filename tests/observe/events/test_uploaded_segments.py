@@ -21,7 +21,7 @@ from holdfast.observe.events.uploaded_segments import (
 from holdfast.store.bucket import BucketStore
 from holdfast.store.bucket_home import BucketHome
 from holdfast.store.location import RunLocation, open_durable
-from holdfast.testing.object_server import ObjectServer, Trouble
+from tests.buckets.object_server import ObjectServer, Trouble
 from tests.trust.in_process import StepClock
 
 LINE = b'{"line":"%05d"}\n'

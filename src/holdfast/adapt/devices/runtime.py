@@ -1,7 +1,7 @@
 """The device calls that a transfer needs. Each returns at once.
 
 Two kinds exist: CUDA's runtime (`holdfast.adapt.devices.cuda`) and the simulated device of
-`holdfast.testing`.
+the tests.
 Addresses are in the process's address space, for the host's memory and a device's alike. A device
 is identified by its index among the process's devices of that kind.
 """

@@ -2,7 +2,7 @@
 
 A `RecordingFileSystem` wraps a real one and is passed to the stores in its place. It records what
 a crash can lose: nodes (files and folders) separately from their names, bytes separately from
-sizes, and which of them were synced. `holdfast.testing.crash_states` computes from this `Log` the
+sizes, and which of them were synced. `tests.store.crash_states` computes from this `Log` the
 states that a crash can leave.
 
 Example, for a store of your own that takes a `holdfast.store.file_system.FileSystem`:

@@ -18,7 +18,7 @@ If the operations that were not synced have more than `all_max` combinations, th
 none, each one alone, each one missing, all up to each one, and a sample drawn with `seed`.
 
 Not modelled: a disk that acknowledges a sync without doing it, and one that destroys data that was
-not being written. For an example see `holdfast.testing.recording`.
+not being written. For an example see `tests.store.recording`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from holdfast.testing.recording import (
+from tests.store.recording import (
     Log,
     Mark,
     NameChange,
