@@ -1,7 +1,11 @@
+from pathlib import Path
+
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 
-from holdfast.demo.data import Batches, BatchShape, batch_iterator
+from holdfast.demo.data import Batches, BatchShape, batch_iterator, load_corpus
+from holdfast.errors import StorageError
 
 _SHAPE = BatchShape(windows=4, context=16)
 
@@ -73,3 +77,25 @@ def test_the_digest_of_all_batches_goes_on_where_it_was_saved() -> None:
         one, other = whole.take(), second.take()
         assert one[1] == other[1]
     assert whole.digest == second.digest != first.digest
+
+
+def test_the_corpus_is_the_same_each_time_and_bounded() -> None:
+    corpus = load_corpus()
+    assert corpus.dtype == np.uint8
+    assert 1 << 18 <= corpus.size <= 4 << 20
+    assert np.array_equal(corpus, load_corpus())
+
+
+def test_source_files_come_in_the_order_of_their_names_and_others_not_at_all(
+    tmp_path: Path,
+) -> None:
+    piece = bytes(1 << 17)
+    for name in ("b.py", "a.py", "a.txt"):
+        (tmp_path / name).write_bytes(name.encode() + piece)
+    assert load_corpus(tmp_path).tobytes() == b"a.py" + piece + b"b.py" + piece
+
+
+def test_too_little_text_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_bytes(b"pass")
+    with pytest.raises(StorageError, match="found 4"):
+        load_corpus(tmp_path)

@@ -4,7 +4,7 @@ from pathlib import Path
 from rich.console import Console
 
 from holdfast.demo.main import DemoOptions, _little_room, run_demo
-from holdfast.demo.progress import LiveDisplay, PlainDisplay, make_display
+from holdfast.demo.progress import Display
 from tests.store.places import mounted
 
 
@@ -30,8 +30,8 @@ def test_too_few_steps_end_the_demo_before_anything_is_started(tmp_path: Path) -
 
 def test_lines_are_shown_where_there_is_no_terminal() -> None:
     console, text = _console()
-    with make_display(console) as display:
-        assert isinstance(display, PlainDisplay)
+    display = Display(console)
+    with display.bars:
         display.begin("a run", 83)
         for step in range(83):
             display.show_step(step, 2.0)
@@ -45,8 +45,8 @@ def test_lines_are_shown_where_there_is_no_terminal() -> None:
 def test_a_bar_is_shown_on_a_terminal() -> None:
     text = io.StringIO()
     console = Console(file=text, width=100, force_terminal=True, color_system=None)
-    with make_display(console) as display:
-        assert isinstance(display, LiveDisplay)
+    display = Display(console)
+    with display.bars:
         display.begin("a run", 80)
         display.show_step(39, 2.5)
         display.show_line("[told]")

@@ -37,6 +37,9 @@ def test_the_demo_is_bit_identical_with_the_agent_killed_as_well(
     page = tmp_path / "demo" / "report.html"
     assert link.endswith(f": {page.as_uri()}")
     assert b"Failures" in page.read_bytes()
-    report = json.loads(done.stdout)
-    assert isinstance(report, dict)
-    assert (tmp_path / "demo" / "losses.png").read_bytes().startswith(b"\x89PNG")
+    result = json.loads(done.stdout)
+    assert all(result["identity"].values())
+    assert [failure["cause"] for failure in result["report"]["failures"]] == ["lost", "preempted"]
+    # For people, it is the report of `holdfast report`.
+    assert f"$ holdfast report {tmp_path}/demo/interrupted --html {page}" in done.stderr
+    assert "process lost" in done.stderr

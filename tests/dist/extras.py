@@ -88,7 +88,6 @@ EXTRAS = {
     "metrics": Extra(METRICS),
     "cuda": Extra(CUDA),
     "demo": Extra(
-        "import holdfast.demo.chart\n"
         "import holdfast.demo.data\n"
         "import holdfast.demo.jax_model\n"
     ),

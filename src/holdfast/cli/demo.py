@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
 
 from holdfast.demo.plan import FRAMEWORKS, HOSTS_MAX
 
@@ -62,14 +60,8 @@ from holdfast.demo.plan import FRAMEWORKS, HOSTS_MAX
     show_default=True,
     help="The shortest time between two checkpoints.",
 )
-@click.option(
-    "--chart",
-    metavar="FILE",
-    type=click.Path(path_type=Path),
-    help="File for the chart of the losses. Default: losses.png in DIR.",
-)
-@click.option("--json", "as_json", is_flag=True, help="Print the report as one JSON document.")
-def demo(directory: Path | None, as_json: bool, **options: Any) -> int:
+@click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON document.")
+def demo(**options: Any) -> int:
     """Train a small model, interrupt it, and show that nothing was lost.
 
     One run is killed and preempted several times, the other one is not; then both are compared bit
@@ -79,13 +71,4 @@ def demo(directory: Path | None, as_json: bool, **options: Any) -> int:
     # Imported here because the demo's modules would slow down every other command.
     from holdfast.demo.main import DemoOptions, run_demo
 
-    if directory is None and as_json:
-        directory = Path(tempfile.mkdtemp(prefix="holdfast-demo-"))
-    found = DemoOptions(directory=directory, **options)
-    if directory is None or not as_json:
-        return run_demo(found)
-    code = run_demo(found, console=Console(stderr=True))
-    report = directory / "report.json"
-    if report.exists():
-        print(report.read_text())
-    return code
+    return run_demo(DemoOptions(**options))

@@ -11,8 +11,6 @@ import os
 import select
 import shutil
 import signal
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,12 +18,13 @@ import msgspec
 import psutil
 
 from holdfast.clock import Clock
+from holdfast.demo.commands import run_command
 from holdfast.errors import AgentUnavailableError
 from holdfast.format.json_codec import decode
 from holdfast.host.wire.config import AgentConfig
 
 _MODULE = "holdfast.host"
-_STOP_SECS_MAX = 30.0
+_STOP_SECS_MAX = 15.0
 _KILL_SECS_MAX = 10.0
 _START_SECS_MAX = 10.0
 _POLL_SECS = 0.01
@@ -70,7 +69,7 @@ def agents_of(run: str) -> list[AgentProcess]:
 
     An agent that is starting may be two processes for a moment.
     """
-    found = []
+    agents = []
     for process in psutil.process_iter(["cmdline"]):
         command = process.info["cmdline"] or []
         if _MODULE not in command[:-1]:
@@ -78,10 +77,10 @@ def agents_of(run: str) -> list[AgentProcess]:
         with contextlib.suppress(msgspec.DecodeError):
             config = decode(command[-1], AgentConfig)
             if config.run == run:
-                found.append(
+                agents.append(
                     AgentProcess(pid=process.pid, host=config.host, folder=Path(config.folder))
                 )
-    return sorted(found, key=lambda agent: (agent.host, agent.pid))
+    return sorted(agents, key=lambda agent: (agent.host, agent.pid))
 
 
 def agent_of(run: str, host: str, clock: Clock) -> AgentProcess:
@@ -92,13 +91,13 @@ def agent_of(run: str, host: str, clock: Clock) -> AgentProcess:
     """
     deadline = clock.monotonic() + _START_SECS_MAX
     while True:
-        found = [agent for agent in agents_of(run) if agent.host == host]
-        if len(found) == 1:
-            return found[0]
+        agents = [agent for agent in agents_of(run) if agent.host == host]
+        if len(agents) == 1:
+            return agents[0]
         if clock.monotonic() >= deadline:
             raise AgentUnavailableError(
                 f"find the agent of {run} on host {host}: expected one process, found "
-                f"{[agent.pid for agent in found]}"
+                f"{[agent.pid for agent in agents]}"
             )
         clock.sleep(_POLL_SECS)
 
@@ -110,33 +109,16 @@ def stop_agents(run: str) -> None:
     could not be made durable are removed too.
 
     Raises:
-        AgentUnavailableError: The agents did not stop by themselves.
+        HoldfastError: The agents did not stop by themselves.
     """
-    found = agents_of(run)
+    agents = agents_of(run)
     try:
-        if found:
-            _holdfast("stop", str(run), "--timeout", str(_STOP_SECS_MAX / 2))
+        if agents:
+            run_command("stop", run, "--timeout", str(_STOP_SECS_MAX))
     finally:
         # Only agents found now are killed: another process may have the id of one that has ended.
         left = agents_of(run)
         for agent in left:
             agent.kill()
-        for agent in found + left:
+        for agent in agents + left:
             agent.remove_memory()
-
-
-def _holdfast(*arguments: str) -> None:
-    command = [sys.executable, "-m", "holdfast", *arguments]
-    try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=_STOP_SECS_MAX, check=False
-        )
-    except subprocess.TimeoutExpired as error:
-        raise AgentUnavailableError(
-            f"`holdfast {' '.join(arguments)}`: has not ended after {_STOP_SECS_MAX:.0f} s"
-        ) from error
-    if done.returncode != 0:
-        raise AgentUnavailableError(
-            f"`holdfast {' '.join(arguments)}`: exit code {done.returncode}, "
-            f"output: {(done.stderr or done.stdout).strip()[-500:]}"
-        )

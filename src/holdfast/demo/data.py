@@ -1,6 +1,9 @@
 """Provide the batches: a Grain pipeline over random windows of the corpus.
 
+The corpus is text that every machine has: the source files of Python's standard library.
+
 Invariants:
+- The corpus depends only on the Python installation.
 - The windows of batch number n depend only on the seed, on n, and on the host if there are several:
   each host has its share of the stretches.
 - The iterator prefetches in a thread of its own, but its `get_state` describes the batch returned
@@ -9,14 +12,21 @@ Invariants:
 
 from __future__ import annotations
 
+import sysconfig
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import grain
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
+
+from holdfast.errors import StorageError
+
+_TEXT_BYTES_MIN = 1 << 18
+_TEXT_BYTES_MAX = 4 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +45,31 @@ class BatchShape:
     def tokens(self) -> int:
         """The bytes predicted in one step."""
         return self.windows * self.context
+
+
+def load_corpus(folder: Path | None = None) -> NDArray[np.uint8]:
+    """Read the Python source files of a folder in the order of their names, at most 4 MiB of them.
+
+    Args:
+        folder: The folder; None selects the standard library.
+
+    Returns:
+        The bytes, uint8 of shape (n,).
+
+    Raises:
+        StorageError: There is too little text to train on, or a file cannot be read.
+    """
+    folder = Path(sysconfig.get_path("stdlib")) if folder is None else folder
+    try:
+        text = b"".join(path.read_bytes() for path in sorted(folder.glob("*.py")))
+    except OSError as error:
+        raise StorageError(f"read source files in {folder}: {error}") from error
+    if len(text) < _TEXT_BYTES_MIN:
+        raise StorageError(
+            f"read source files in {folder}: expected at least {_TEXT_BYTES_MIN} bytes of .py "
+            f"files, found {len(text)}; use a Python that ships its library as source"
+        )
+    return np.frombuffer(text[:_TEXT_BYTES_MAX], dtype=np.uint8)
 
 
 def batch_iterator(

@@ -21,7 +21,7 @@ STEPS_MIN = 20
 
 
 class DemoFailureKind(enum.Enum):
-    """What a failure does, as the report names it."""
+    """What a failure does, as the demo names it."""
 
     KILL = "trainer SIGKILL"
     TERMINATE = "trainer SIGTERM"
@@ -90,11 +90,8 @@ def choose_failures(
     return tuple(sorted(failures, key=lambda failure: failure.step))
 
 
-def strike(kind: DemoFailureKind, trainer_pid: int, run: str, host: str, clock: Clock) -> int:
+def strike(kind: DemoFailureKind, trainer_pid: int, run: str, host: str, clock: Clock) -> None:
     """Carry out a failure on the host of that name.
-
-    Returns:
-        The id of the first process that was signalled.
 
     Raises:
         AgentUnavailableError: The host's agent cannot be found or does not end.
@@ -105,13 +102,10 @@ def strike(kind: DemoFailureKind, trainer_pid: int, run: str, host: str, clock: 
         case DemoFailureKind.TERMINATE:
             os.kill(trainer_pid, signal.SIGTERM)
         case DemoFailureKind.KILL_AGENT:
-            agent = agent_of(run, host, clock)
-            agent.kill()
-            return agent.pid
+            agent_of(run, host, clock).kill()
         case DemoFailureKind.LOSE_HOST:
             agent = agent_of(run, host, clock)
             # The trainer first, because a live trainer would start another agent.
             os.kill(trainer_pid, signal.SIGKILL)
             agent.kill()
             agent.remove_memory()
-    return trainer_pid

@@ -2,8 +2,6 @@
 
 Invariant: a record is one `write` to a file opened for appending, so SIGKILL loses no record for
 which `append` has returned, and all starts of a run append to one file.
-
-All times are seconds since 1970 of the machine's wall clock, and comparable between processes.
 """
 
 from __future__ import annotations
@@ -18,32 +16,22 @@ import msgspec
 from holdfast.errors import HoldfastError
 
 
-class Restored(msgspec.Struct, frozen=True, kw_only=True):
-    """The checkpoint that a trainer resumed from.
+class Started(msgspec.Struct, frozen=True, kw_only=True, tag="started"):
+    """The trainer is ready; `first_step` is its first step.
 
-    `sources` counts bytes by the name of their tier, `skipped` names the bad copies and why.
+    `restored_step` is that of the checkpoint that it resumed from, None for a new run, and
+    `sources` the bytes read by the name of their tier.
     """
 
-    step: int
-    attempt: int
-    sources: dict[str, int]
-    skipped: list[str]
-    secs: float
-
-
-class Started(msgspec.Struct, frozen=True, kw_only=True, tag="started"):
-    """The trainer is ready; `first_step` is its first step."""
-
-    time: float
     pid: int
     first_step: int
-    restored: Restored | None
+    restored_step: int | None
+    sources: dict[str, int]
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True, tag="step"):
     """A step is finished. `loss` is a float in hexadecimal, `batch` the digest of its batch."""
 
-    time: float
     step: int
     loss: str
     batch: str
@@ -55,18 +43,9 @@ class Step(msgspec.Struct, frozen=True, kw_only=True, tag="step"):
         return float.fromhex(self.loss)
 
 
-class Saved(msgspec.Struct, frozen=True, kw_only=True, tag="saved"):
-    """`save` returned after `secs`; `taken` is what it returned."""
-
-    step: int
-    taken: bool
-    secs: float
-
-
 class Preempted(msgspec.Struct, frozen=True, kw_only=True, tag="preempted"):
     """The trainer has ended by itself after this step, and all its saves are durable."""
 
-    time: float
     step: int
 
 
@@ -76,7 +55,6 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True, tag="finished"):
     `batches` is a digest over the digests of all batches in their order.
     """
 
-    time: float
     params: str
     opt_state: str
     rng: str
@@ -84,7 +62,7 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True, tag="finished"):
     tokens_seen: int
 
 
-Record: TypeAlias = Started | Step | Saved | Preempted | Finished
+Record: TypeAlias = Started | Step | Preempted | Finished
 
 _DECODER = msgspec.json.Decoder(Record)
 

@@ -21,26 +21,23 @@ from rich.console import Console
 
 from holdfast.clock import Clock, SystemClock
 from holdfast.demo.agents import stop_agents
+from holdfast.demo.commands import run_command
+from holdfast.demo.comparison import ByHost, compare, verdict
 from holdfast.demo.failures import choose_failures
 from holdfast.demo.plan import FRAMEWORKS, DemoPlan
-from holdfast.demo.progress import Display, make_display
-from holdfast.demo.report import make_report, read_commits, read_ram_troubles
-from holdfast.demo.runner import RunLog, drive
-from holdfast.demo.table import print_report, verdict
+from holdfast.demo.progress import Display
+from holdfast.demo.runner import drive
 from holdfast.errors import HoldfastError, InvalidArgumentError, NotARunError
-from holdfast.observe.events.reader import EventReader
-from holdfast.observe.reports.goodput import report_run
-from holdfast.observe.reports.page import write_page
+from holdfast.observe.events.reader import read_events
+from holdfast.observe.events.schema import RamUnavailable
 from holdfast.store.location import RunLocation, open_durable
-from holdfast.store.named_file import new_content
 
 _ROOM_BYTES = 16 << 20
 """The approximate size of a checkpoint."""
 
 _STEPS = 256
 _STEPS_OF_HOSTS = 64
-_NEEDED = {"jax": ("jax", "optax"), "torch": ("torch",)}
-_NEEDED_BY_ALL = ("grain", "matplotlib")
+_NEEDED = {"jax": ("jax", "optax", "grain"), "torch": ("torch", "grain")}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,8 +53,7 @@ class DemoOptions:
         seed: Determines the failures, the initial weights and the order of batches.
         kill_agent: Whether the agent is killed too.
         interval_secs: The shortest time between two checkpoints.
-        chart: The path of the chart; None for `losses.png` in the directory.
-        json_path: The path of the report as JSON; None for `report.json` in the directory.
+        as_json: Whether the result is printed to standard output as a JSON document.
     """
 
     directory: Path | None = None
@@ -68,18 +64,21 @@ class DemoOptions:
     seed: int = 0
     kill_agent: bool = False
     interval_secs: float = 1.0
-    chart: Path | None = None
-    json_path: Path | None = None
+    as_json: bool = False
 
 
 def run_demo(options: DemoOptions, *, console: Console | None = None) -> int:
-    """Run the demo and print its report.
+    """Run the demo and print the report of the interrupted run, and whether the runs are equal.
+
+    Args:
+        options: Its options.
+        console: What people read; None for standard output, or standard error beside JSON.
 
     Returns:
         The exit code: 0 if the interrupted run is bit-identical to the other one, 1 if it is not, 2
         if the demo failed, for which it prints the reason, 130 if it was interrupted.
     """
-    console = Console() if console is None else console
+    console = Console(stderr=options.as_json) if console is None else console
     folder: Path | None = None
     try:
         _check_packages(options.framework)
@@ -102,9 +101,6 @@ def run_demo(options: DemoOptions, *, console: Console | None = None) -> int:
 
 
 def _run(options: DemoOptions, folder: Path, console: Console) -> int:
-    # Imported here because it needs Matplotlib, which `_check_packages` has checked only now.
-    from holdfast.demo.chart import draw
-
     clock = SystemClock()
     start_secs = clock.monotonic()
     place = "" if options.run is None else checked_place(options.run)
@@ -126,30 +122,27 @@ def _run(options: DemoOptions, folder: Path, console: Console) -> int:
         )
         for name, planned in (("interrupted", failures), ("uninterrupted", ()))
     ]
-    with make_display(console) as display:
-        logs = [_drive_and_stop(plan, display, clock) for plan in plans]
+    display = Display(console)
+    with display.bars:
+        journals = [_drive_and_stop(plan, display, clock) for plan in plans]
 
-    commits = read_commits(plans[0].run)
-    report = make_report(options.seed, logs[0], logs[1], commits)
-    chart = options.chart or folder / "losses.png"
-    draw(report, logs[0], logs[1], chart)
-    json_path = options.json_path or folder / "report.json"
-    with new_content(json_path, "write the report") as file:
-        file.write(msgspec.json.format(msgspec.json.encode(report), indent=2))
-
-    print_report(report, console)
-    for trouble in read_ram_troubles(plans[0].run):
-        _print_line(console, f"checkpoints were not stored in RAM: {trouble}")
-    _print_line(console, f"chart:  {chart}\nreport: {json_path}")
+    identity = compare(*journals)
+    run, page = plans[0].run, folder / "report.html"
+    _print_line(console, f"\n$ holdfast report {run} --html {page}")
+    _print_line(console, run_command("report", run, "--html", str(page)))
+    for reason in sorted({e.reason for e in read_events(RunLocation(run).folder, RamUnavailable)}):
+        _print_line(console, f"checkpoints were not stored in RAM: {reason}")
     _print_line(console, f"the whole demo took {clock.monotonic() - start_secs:.0f} s")
-    _print_line(console, verdict(report.identity))
-    page, run = folder / "report.html", plans[0].run
-    write_page([report_run(run, EventReader(RunLocation(run).folder).read())], page)
+    _print_line(console, verdict(identity))
     _print_line(console, f"where the time of the interrupted run went: {page.as_uri()}")
-    return 0 if report.identity.holds else 1
+    if options.as_json:
+        report = msgspec.Raw(run_command("report", run, "--json").encode())
+        encoded = msgspec.json.encode({"identity": identity, "report": report})
+        print(msgspec.json.format(encoded).decode())
+    return 0 if all(identity.values()) else 1
 
 
-def _drive_and_stop(plan: DemoPlan, display: Display, clock: Clock) -> RunLog:
+def _drive_and_stop(plan: DemoPlan, display: Display, clock: Clock) -> ByHost:
     """Drive a run and stop its agents, even after an error."""
     try:
         return drive(plan, display, clock)
@@ -161,7 +154,7 @@ def _drive_and_stop(plan: DemoPlan, display: Display, clock: Clock) -> RunLog:
 
 
 def _check_packages(framework: str) -> None:
-    needed = (*_NEEDED[framework], *_NEEDED_BY_ALL)
+    needed = _NEEDED[framework]
     missing = [name for name in needed if importlib.util.find_spec(name) is None]
     if missing:
         extras = "demo" if framework == "jax" else f"demo,{framework}"
@@ -192,19 +185,19 @@ def checked_place(url: str) -> str:
     return location.text
 
 
-def _prepare_folder(wanted: Path | None) -> Path:
-    if wanted is None:
+def _prepare_folder(directory: Path | None) -> Path:
+    if directory is None:
         return Path(tempfile.mkdtemp(prefix="holdfast-demo-"))
     try:
-        wanted.mkdir(parents=True, exist_ok=True)
-        is_empty = next(wanted.iterdir(), None) is None
+        directory.mkdir(parents=True, exist_ok=True)
+        is_empty = next(directory.iterdir(), None) is None
     except OSError as error:
-        raise InvalidArgumentError(f"holdfast demo: cannot use {wanted}: {error}") from error
+        raise InvalidArgumentError(f"holdfast demo: cannot use {directory}: {error}") from error
     if not is_empty:
         raise InvalidArgumentError(
-            f"holdfast demo: expected {wanted} to be empty, found files; choose another folder"
+            f"holdfast demo: expected {directory} to be empty, found files; choose another folder"
         )
-    return wanted.resolve()
+    return directory.resolve()
 
 
 def _little_room(folder: Path | None) -> str:

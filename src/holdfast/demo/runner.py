@@ -12,7 +12,6 @@ import signal
 import socket
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from holdfast.clock import Clock
 from holdfast.demo import journal
@@ -28,35 +27,11 @@ _SILENCE_SECS_MAX = 120.0
 """How long all trainers together may write no record."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Strike:
-    """A failure that was carried out; `start` is the index of the start that it hit."""
-
-    failure: Failure
-    host: str
-    time: float
-    pid: int
-    start: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Start:
-    """One start of the job: its time, and the journal of each host's trainer."""
-
-    spawned: float
-    by_host: tuple[tuple[journal.Record, ...], ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunLog:
-    """The log of a whole run."""
-
-    starts: tuple[Start, ...]
-    strikes: tuple[Strike, ...]
-
-
-def drive(plan: DemoPlan, display: Display, clock: Clock) -> RunLog:
+def drive(plan: DemoPlan, display: Display, clock: Clock) -> list[list[journal.Record]]:
     """Start the trainers, again after each failure, until the last step is finished.
+
+    Returns:
+        The records of each host's trainers, over all starts.
 
     Raises:
         HoldfastError: A trainer ended without a planned failure, wrote no record for too long, or
@@ -65,70 +40,58 @@ def drive(plan: DemoPlan, display: Display, clock: Clock) -> RunLog:
     display.begin(plan.name, plan.steps)
     tails = [journal.Tail(plan.journal(host)) for host in range(plan.hosts)]
     due = deque(plan.failures)
-    starts: list[Start] = []
-    strikes: list[Strike] = []
+    by_host: list[list[journal.Record]] = [[] for _ in tails]
     while True:
-        life = _Life(plan, display, clock, len(starts))
-        strikes += life.run_until_exit(due, tails)
-        starts.append(life.log())
+        life = _Life(plan, display, clock)
+        life.run_until_exit(due, tails)
+        for records, trainer in zip(by_host, life.trainers, strict=True):
+            records += trainer.records
         if life.is_finished:
-            return RunLog(starts=tuple(starts), strikes=tuple(strikes))
+            return by_host
 
 
 class _Life:
     """One start of the job until its end. Owned by the thread that drives the run."""
 
-    def __init__(self, plan: DemoPlan, display: Display, clock: Clock, number: int) -> None:
+    def __init__(self, plan: DemoPlan, display: Display, clock: Clock) -> None:
+        self.trainers: list[Trainer] = []
         self._plan = plan
         self._display = display
         self._clock = clock
-        self._number = number
-        self._trainers: list[Trainer] = []
         self._has_shown_start = False
         self._last_record_at = clock.monotonic()
-        self._spawned = clock.now().timestamp()
 
     @property
     def is_finished(self) -> bool:
         """Whether the last step is finished."""
-        return all(isinstance(trainer.last, journal.Finished) for trainer in self._trainers)
+        return all(isinstance(trainer.last, journal.Finished) for trainer in self.trainers)
 
-    def log(self) -> Start:
-        """Return the records of this start."""
-        records = tuple(tuple(trainer.records) for trainer in self._trainers)
-        return Start(spawned=self._spawned, by_host=records)
-
-    def run_until_exit(self, due: deque[Failure], tails: Sequence[journal.Tail]) -> list[Strike]:
+    def run_until_exit(self, due: deque[Failure], tails: Sequence[journal.Tail]) -> None:
         """Start the trainers, carry out due failures, and wait until the trainers have ended.
 
         Args:
             due: The failures that remain; those carried out are removed.
             tails: The journal of each host.
-
-        Returns:
-            The failures carried out. The last one ended the job, unless the job has finished.
         """
-        strikes: list[Strike] = []
         ended_by: Failure | None = None
         try:
             coordinator = _free_address() if self._plan.hosts > 1 else ""
             for host, tail in enumerate(tails):
-                self._trainers.append(Trainer(self._plan, host, coordinator, tail))
+                self.trainers.append(Trainer(self._plan, host, coordinator, tail))
             while ended_by is None and self._is_running():
                 if not due or self._step() < due[0].step:
                     self._clock.sleep(_POLL_SECS)
                     continue
                 failure = due.popleft()
-                strikes.append(self._strike(failure))
+                self._strike(failure)
                 if failure.kind is not DemoFailureKind.KILL_AGENT:
                     ended_by = failure
             self._await_end(ended_by)
         finally:
-            for trainer in self._trainers:
+            for trainer in self.trainers:
                 trainer.end()
         self._take_records()
         self._check_end(ended_by)
-        return strikes
 
     def _is_running(self) -> bool:
         now = self._clock.monotonic()
@@ -137,17 +100,17 @@ class _Life:
         elif now - self._last_record_at > _SILENCE_SECS_MAX:
             raise WaitTimeoutError(
                 f"wait for the trainers: no journal record for {_SILENCE_SECS_MAX:.0f} s: "
-                + "; ".join(map(str, self._trainers))
+                + "; ".join(map(str, self.trainers))
             )
-        return all(trainer.code is None for trainer in self._trainers)
+        return all(trainer.code is None for trainer in self.trainers)
 
     def _step(self) -> int:
         """Return the last step that all hosts have finished."""
-        return min(trainer.step for trainer in self._trainers)
+        return min(trainer.step for trainer in self.trainers)
 
     def _take_records(self) -> bool:
         has_any = False
-        for trainer in self._trainers:
+        for trainer in self.trainers:
             records = trainer.take_records()
             has_any |= bool(records)
             if trainer.host == 0:
@@ -157,32 +120,28 @@ class _Life:
         self._show_start()
         return has_any
 
-    def _strike(self, failure: Failure) -> Strike:
-        plan, trainer = self._plan, self._trainers[failure.host]
+    def _strike(self, failure: Failure) -> None:
+        plan, trainer = self._plan, self.trainers[failure.host]
         host = plan.host(failure.host)
         self._clock.sleep(failure.phase * min(trainer.step_secs, 1.0))
-        pid = strike(failure.kind, trainer.pid, plan.run, host, self._clock)
-        time = self._clock.now().timestamp()
+        strike(failure.kind, trainer.pid, plan.run, host, self._clock)
         self._take_records()
         where = f"{host}: " if plan.hosts > 1 else ""
-        self._display.show_line(
-            f"  after step {trainer.step}: {where}{failure.kind.value} (pid {pid})"
-        )
-        return Strike(failure=failure, host=host, time=time, pid=pid, start=self._number)
+        self._display.show_line(f"  after step {trainer.step}: {where}{failure.kind.value}")
 
     def _await_end(self, ended_by: Failure | None) -> None:
         """Wait for the trainers that end by themselves; after a lost host they do not."""
         if ended_by is None:
-            failed = [trainer for trainer in self._trainers if trainer.code]
+            failed = [trainer for trainer in self.trainers if trainer.code]
             self._take_records()
             self._check(failed, "to finish")
         if ended_by is None or ended_by.kind is not DemoFailureKind.LOSE_HOST:
-            for trainer in self._trainers:
+            for trainer in self.trainers:
                 trainer.await_end()
 
     def _check_end(self, ended_by: Failure | None) -> None:
         expected = "to finish" if ended_by is None else f"to end as by {ended_by.kind.value}"
-        odd = [one for one in self._trainers if not self._is_as_planned(one, ended_by)]
+        odd = [each for each in self.trainers if not self._is_as_planned(each, ended_by)]
         self._check(odd, expected)
 
     def _check(self, odd: Sequence[Trainer], expected: str) -> None:
@@ -201,23 +160,24 @@ class _Life:
 
     def _show_start(self) -> None:
         """Show once where the trainers continue, when all of them are ready."""
-        found = [
-            next((r for r in trainer.records if isinstance(r, journal.Started)), None)
-            for trainer in self._trainers
+        started = [
+            record
+            for trainer in self.trainers
+            for record in trainer.records
+            if isinstance(record, journal.Started)
         ]
-        started = [one for one in found if one is not None]
-        if self._has_shown_start or not started or len(started) < len(found):
+        if self._has_shown_start or len(started) < self._plan.hosts:
             return
         self._has_shown_start = True
         first = started[0]
         pids = ("pid " if len(started) == 1 else "pids ") + ", ".join(str(s.pid) for s in started)
-        if first.restored is None:
+        if first.restored_step is None:
             self._display.show_line(f"  starts at step {first.first_step} ({pids})")
             return
-        tiers = {tier for s in started if s.restored is not None for tier in s.restored.sources}
+        tiers = sorted({tier for record in started for tier in record.sources})
         self._display.show_line(
             f"  resumes at step {first.first_step} ({pids}) from the checkpoint of step "
-            f"{first.restored.step}, source: {', '.join(sorted(tiers)) or 'no tier'}"
+            f"{first.restored_step}, source: {', '.join(tiers) or 'no tier'}"
         )
 
 

@@ -20,15 +20,11 @@ from typing import Any, NoReturn
 
 import holdfast
 from holdfast import preservation_policy, save_decision_policy
-from holdfast.clock import SystemClock
 from holdfast.demo import journal
-from holdfast.demo.corpus import load_corpus
-from holdfast.demo.data import Batches, BatchShape, batch_iterator
+from holdfast.demo.data import Batches, BatchShape, batch_iterator, load_corpus
 from holdfast.demo.learner import Learner, LearnerOptions, ModelConfig
 from holdfast.demo.plan import FRAMEWORKS
 from holdfast.trainer.restore.restoring import RestoreReport
-
-_CLOCK = SystemClock()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -110,10 +106,7 @@ def train(
         for step in range(start, options.steps):
             state, record = _do_step(step, state, learner, shape.tokens * options.hosts)
             log.append(record)
-
-            began = time.perf_counter()
-            taken = manager.save(step, state)
-            log.append(journal.Saved(step=step, taken=taken, secs=time.perf_counter() - began))
+            manager.save(step, state)
             if manager.reached_preemption(step):
                 preempted_at = step
                 break
@@ -123,7 +116,7 @@ def train(
     if preempted_at is None:
         log.append(_finished(learner, state))
     else:
-        log.append(journal.Preempted(time=_now(), step=preempted_at))
+        log.append(journal.Preempted(step=preempted_at))
 
 
 def _do_step(
@@ -132,46 +125,29 @@ def _do_step(
     began = time.perf_counter()
     batch, batch_digest = state["data"].take()
     state, loss = learner.train_step(state, batch)
-    record = journal.Step(
-        time=_now(),
-        step=step,
-        loss=loss.hex(),
-        batch=batch_digest,
-        secs=time.perf_counter() - began,
-    )
+    secs = time.perf_counter() - began
+    record = journal.Step(step=step, loss=loss.hex(), batch=batch_digest, secs=secs)
     return {**state, "tokens_seen": state["tokens_seen"] + tokens}, record
 
 
 def _started(start: int, restore: RestoreReport | None) -> journal.Started:
-    restored = None
-    if restore is not None:
-        restored = journal.Restored(
-            step=restore.step,
-            attempt=restore.attempt,
-            sources=dict(restore.sources),
-            skipped=[
-                *(f"step {step}, attempt {by}: {why}" for step, by, why in restore.skipped),
-                *restore.passed_over,
-            ],
-            secs=restore.seconds,
-        )
-    return journal.Started(time=_now(), pid=os.getpid(), first_step=start, restored=restored)
-
-
-def _finished(learner: Learner, state: dict[str, Any]) -> journal.Finished:
-    found = learner.state_digests(state)
-    return journal.Finished(
-        time=_now(),
-        params=found.params,
-        opt_state=found.opt_state,
-        rng=found.rng,
-        batches=state["data"].digest,
-        tokens_seen=state["tokens_seen"],
+    return journal.Started(
+        pid=os.getpid(),
+        first_step=start,
+        restored_step=None if restore is None else restore.step,
+        sources={} if restore is None else dict(restore.sources),
     )
 
 
-def _now() -> float:
-    return _CLOCK.now().timestamp()
+def _finished(learner: Learner, state: dict[str, Any]) -> journal.Finished:
+    digests = learner.state_digests(state)
+    return journal.Finished(
+        params=digests.params,
+        opt_state=digests.opt_state,
+        rng=digests.rng,
+        batches=state["data"].digest,
+        tokens_seen=state["tokens_seen"],
+    )
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
