@@ -164,6 +164,13 @@ def events(run: Path, *names: str) -> list[dict]:
     return [event for event in decoded if not names or event["event"] in names]
 
 
+def await_events(run: Path, *names: str, count: int) -> list[dict]:
+    """The run's events of these names, once there are so many: a thread of the agent writes them,
+    so that they may be in the files after what they are about is seen."""
+    wait_until(lambda: len(events(run, *names)) >= count)
+    return events(run, *names)
+
+
 def finished(process: subprocess.Popen[str], secs: float = WAIT_SECS) -> str:
     """A process's output; it has to end well."""
     out, err = process.communicate(timeout=secs)

@@ -30,7 +30,7 @@ from holdfast.host.wire.agent_directory import user_name
 from holdfast.host.wire.client import AgentGoneError
 from holdfast.store.disk import DiskStore
 from tests.attempts import attempt_id
-from tests.hosts import Host, events, finished, host, is_running, wait_until
+from tests.hosts import Host, await_events, events, finished, host, is_running, wait_until
 from tests.manifests import folders, manifest_path
 from tests.trainer.job import lose
 
@@ -346,7 +346,7 @@ def test_an_attempt_whose_agent_was_killed_saves_on_with_another_agent(
             assert saving.save(step, state(step), force=True)
         saving.wait_until_finished()
         assert saving.latest_step() == 9
-    assert len(events(tmp_path / "run", "agent_started")) == 3
+    assert len(await_events(tmp_path / "run", "agent_started", count=3)) == 3
 
 
 def test_the_agent_finishes_what_is_sealed_and_leaves_nothing_in_ram(
@@ -504,11 +504,11 @@ def test_a_start_on_the_same_host_with_another_ram_folder_is_refused_and_changes
         assert contents(run) == before
         first.stdout.readline()
         assert first.poll() is None
-        assert len(events(run, "attempt_started")) == 1
+        assert len(await_events(run, "attempt_started", count=1)) == 1
         took_over = twin.start(TRAINER, run, 3, json.dumps({"takeover": True}))
         _, told = took_over.communicate(timeout=60)
         assert took_over.returncode == 0, told
-    assert len(events(run, "attempt_started")) == 2
+    assert len(await_events(run, "attempt_started", count=2)) == 2
 
 
 def test_a_start_on_another_host_is_refused_while_the_first_trains_and_names_it(
@@ -533,7 +533,7 @@ def test_a_start_on_another_host_is_refused_while_the_first_trains_and_names_it(
     assert "attempt 1 of host host-a may be live" in log.read_text()
     first.stdout.readline()
     assert first.poll() is None
-    assert [e["host"] for e in events(run, "attempt_started")] == ["host-a"]
+    assert [e["host"] for e in await_events(run, "attempt_started", count=1)] == ["host-a"]
 
 
 def test_a_start_that_waited_goes_on_from_what_the_other_host_saved_meanwhile(
@@ -581,5 +581,8 @@ def test_a_run_that_was_closed_is_opened_on_another_host_without_a_wait(
     finished(one_host.start(TRAINER, run, 3, json.dumps({})))
     assert not list(run.glob("leases/*"))
     finished(two_hosts[1].start(TRAINER, run, 5, json.dumps({})))
-    assert [e["host"] for e in events(run, "attempt_started")] == ["host-a", "host-b"]
+    assert [e["host"] for e in await_events(run, "attempt_started", count=2)] == [
+        "host-a",
+        "host-b",
+    ]
     assert "may be live" not in (run / "events" / "agent-host-b.log").read_text()

@@ -13,7 +13,7 @@ import pytest
 
 from holdfast.peers.address import parse_address
 from tests import network
-from tests.hosts import Host, events, stop, wait_until
+from tests.hosts import Host, await_events, events, stop, wait_until
 from tests.trainer.job import (
     Job,
     check_went_on,
@@ -165,7 +165,7 @@ def test_a_host_that_a_start_hears_late_and_a_lost_host_cost_no_protected_step(
     net.heal(2)
     check_went_on(again.results(), 8)
     assert not events(run, "given_up")
-    assert len(events(run, "attempt_started")) == 2
+    assert len(await_events(run, "attempt_started", count=2)) == 2
 
 
 def waits_for(one: Host) -> str:

@@ -14,7 +14,7 @@ from holdfast.host.wire import control_block
 from holdfast.observe.events.schema import FirstStep, TrainerLost
 from holdfast.policy.best_interval import best_interval_secs
 from holdfast.policy.save_decision_policy import ContinuousCheckpointingPolicy
-from tests.hosts import Host, events, wait_until
+from tests.hosts import Host, await_events, events, wait_until
 from tests.observe.events.written import written
 from tests.trust.in_process import InProcessHost, StepClock, in_process_host
 
@@ -26,11 +26,10 @@ def is_wanted(host: InProcessHost) -> bool:
 
 
 def intervals(run: Path, count: int) -> list[dict]:
-    """The intervals that were chosen, once there are so many; events are written by a thread."""
-    wait_until(lambda: len(events(run, "interval_chosen")) >= count)
-    found = events(run, "interval_chosen")
-    assert len(found) == count
-    return found
+    """The intervals that were chosen, once there are so many."""
+    chosen = await_events(run, "interval_chosen", count=count)
+    assert len(chosen) == count
+    return chosen
 
 
 def test_the_agent_waits_until_the_cost_is_known_and_then_for_its_share(tmp_path: Path) -> None:
@@ -57,6 +56,21 @@ def test_the_agent_waits_until_the_cost_is_known_and_then_for_its_share(tmp_path
         assert not is_wanted(host)
         clock.sleep(2)
         assert is_wanted(host)
+
+
+def test_the_minimum_interval_is_between_two_saves(tmp_path: Path) -> None:
+    clock = StepClock()
+    with in_process_host(tmp_path, clock=clock) as host:
+        host.start_agent()
+        trainer = host.attach()
+        policy = ContinuousCheckpointingPolicy(minimum_interval_secs=100)
+        host.state.durable_policies = Policies(save=policy)
+        for step in range(3):
+            assert is_wanted(host)
+            host.save(trainer, step)
+            clock.sleep(99)
+            assert not is_wanted(host)
+            clock.sleep(2)
 
 
 def test_for_the_best_goodput_it_waits_as_costs_and_failures_advise(tmp_path: Path) -> None:
@@ -165,7 +179,7 @@ def test_a_training_that_saves_for_the_best_goodput_chooses_an_interval(
     chosen = events(run, "interval_chosen")[-1]
     # 39 failures, and the priors, in hardly more than the twelve hours of the prior.
     assert chosen["failures_per_hour"] == pytest.approx(40 / 12, rel=0.05)
-    assert len(events(run, "committed")) >= 1
+    assert await_events(run, "committed", count=1)
 
 
 def test_a_new_trainer_has_no_cost_yet(tmp_path: Path) -> None:

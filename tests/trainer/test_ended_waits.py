@@ -52,8 +52,8 @@ def signal_soon(act: Callable[[], None]) -> None:
 
 
 def test_a_signal_ends_the_wait_that_is_under_way_and_names_it() -> None:
-    began = time.monotonic()
     signal_soon(lambda: waits.arrived(signal.SIGTERM))
+    # A wait that lasts to its end raises nothing.
     with (
         pytest.raises(WaitInterruptedError, match="close: ended by SIGTERM: step 8 is not safe"),
         waits.ended_by_signals("close", lambda: "step 8 is not safe"),
@@ -61,7 +61,6 @@ def test_a_signal_ends_the_wait_that_is_under_way_and_names_it() -> None:
         waits.ended_by_signals("wait", lambda: ""),
     ):
         blocked()
-    assert time.monotonic() - began < waits.PATIENCE_SECS + 1.0
 
 
 def test_a_signal_before_a_wait_or_without_one_ends_nothing() -> None:

@@ -16,7 +16,7 @@ from holdfast.engine.lifecycle.catalog import Listing
 from holdfast.engine.reading.view import View
 from holdfast.trainer.finisher import Ending, FinishPlan, Having, having_of, plan_of
 from tests.attempts import checkpoint_id
-from tests.hosts import Host, events, wait_until
+from tests.hosts import Host, await_events, events, wait_until
 from tests.manifests import manifest_path
 from tests.trainer.test_processes import results, start_job
 
@@ -109,7 +109,7 @@ def test_finish_saves_the_last_step_once_whatever_the_policy(
         assert again.metadata(4).metrics == {"loss": 0.5}
         assert not again.finish(4, state(4))
         assert again.all_steps() == [4]
-    assert [e["step"] for e in events(run, "committed")] == [4]
+    assert [e["step"] for e in await_events(run, "committed", count=1)] == [4]
     assert "closing after" not in caplog.text
 
 

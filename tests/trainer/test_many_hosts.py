@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.cli.command_line import holdfast
-from tests.hosts import Host, events, wait_until
+from tests.hosts import Host, await_events, events, wait_until
 from tests.trainer.frameworks import FRAMEWORKS
 from tests.trainer.job import check_went_on, run_job, seen, sources, start_job
 
@@ -97,7 +97,7 @@ def test_what_a_rank_on_any_host_deletes_is_gone_from_the_memory_of_all_hosts(
     )
     assert found[2]["steps"] == [0, 4]
     assert not [one.name for one in four_hosts if in_ram(one, "000000008.1")]
-    assert [e["step"] for e in events(run, "deleted")] == [8]
+    assert [e["step"] for e in await_events(run, "deleted", count=1)] == [8]
     check_went_on(run_job(four_hosts, run, framework=framework, steps=1, interval=100), 4)
 
 
@@ -134,7 +134,7 @@ def test_a_killed_agents_host_is_copied_from_and_restored_from_where_it_serves_n
     four_hosts[2].kill_agent()
     found = job.results()
     # Nothing but step 0 is durable: what is protected stands in two hosts' memory.
-    assert [e["step"] for e in events(run, "committed")][:1] == [0]
+    assert await_events(run, "committed", count=1)[0]["step"] == 0
     protected = seen(run, "protected")
     assert {980, 960} & protected
     assert [r["passed_over"] for r in found] == [[]] * 4
@@ -170,7 +170,7 @@ def test_an_agent_that_is_killed_comes_back_and_all_hosts_save_on(
     job.wait_until(lambda: max(seen(run, "committed")) > before + 50)
     job.ranks[1].process.terminate()
     found = job.results()
-    assert len(events(run, "agent_started")) == 5
+    assert len(await_events(run, "agent_started", count=5)) == 5
     # Of more than a hundred the newest hundred are kept.
     complete = seen(run, "committed")
     assert set(found[0]["steps"]) <= complete

@@ -10,7 +10,7 @@ import pytest
 
 import holdfast
 from holdfast import errors, preservation_policy, save_decision_policy
-from tests.hosts import Host, events
+from tests.hosts import Host, await_events, events
 from tests.trainer.test_processes import results, start_job
 
 EVERY_STEP = save_decision_policy.FixedIntervalPolicy(1)
@@ -50,7 +50,7 @@ def test_a_look_at_an_older_step_changes_nothing_of_the_run(one_host: Host, tmp_
         assert training.all_steps() == list(range(6))
         assert training.metadata(5).attempt == 1
     assert attempts(run) == before
-    assert [e["step"] for e in events(run, "read")] == [1, 3, 3, 0]
+    assert [e["step"] for e in await_events(run, "read", count=4)] == [1, 3, 3, 0]
     assert not events(run, "restored")
     with manager(run) as again:
         assert again.restore(1)["n"] == 1

@@ -20,7 +20,7 @@ from holdfast.peers.client import PeerAccess
 from holdfast.peers.config import read_token
 from holdfast.peers.store import PeerStore
 from holdfast.store.disk import DiskStore
-from tests.hosts import Host, events, stop, wait_until
+from tests.hosts import Host, await_events, events, stop, wait_until
 from tests.trainer.job import Job, check_went_on, is_committed, start_job
 
 OPTIONS: dict[str, Any] = {"device_count": 1, "interval": 4, "sleep": 0.02}
@@ -50,7 +50,7 @@ def start_two_at_once(first: list[Host], second: list[Host], tmp_path: Path) -> 
     for refusal in refusals:
         assert pids & set(re.findall(r"rank \d is process (\d+)", refusal)), refusal
     winner.kill()
-    assert len(events(tmp_path / "run", "attempt_started")) == 1
+    assert len(await_events(tmp_path / "run", "attempt_started", count=1)) == 1
 
 
 @pytest.mark.soak

@@ -12,7 +12,7 @@ import pytest
 
 import holdfast
 from holdfast.cli.main import main
-from tests.hosts import Host, events
+from tests.hosts import Host, await_events, events
 from tests.store.places import linkless
 from tests.trainer.job import check_went_on, run_job, seen, start_job
 from tests.trainer.test_two_attempts import start_two_at_once
@@ -46,7 +46,7 @@ def test_a_training_that_is_killed_goes_on_with_and_without_its_agent(
     found = run_job([one_host], run, **OPTIONS, steps=3)
     assert found[0]["start"] > newest
     check_went_on(found, found[0]["start"] - 1)
-    assert len(events(run, "attempt_started")) == 3
+    assert len(await_events(run, "attempt_started", count=3)) == 3
     assert not [path for path in run.rglob(".*") if path.parent.name != "events"]
 
 
