@@ -1,4 +1,7 @@
-"""Every kind of state comes back as it was, bit for bit, in the same commit."""
+"""Every kind of state comes back as it was, bit for bit.
+
+`tests/trainer/test_fixed_state.py` has a state of many kinds with a manager, from RAM and disk.
+"""
 
 from __future__ import annotations
 
@@ -22,10 +25,7 @@ from flax.training.train_state import TrainState
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import holdfast
-from holdfast import save_decision_policy
 from holdfast.errors import UnsupportedLeafError
-from tests.hosts import Host
-from tests.manifests import folders
 from tests.trainer.states import same
 
 Point = namedtuple("Point", "x y")
@@ -43,29 +43,10 @@ class Box:
     size: Any
 
 
-def manager(directory: Path, **options: Any) -> holdfast.CheckpointManager:
-    return holdfast.CheckpointManager(
-        directory,
-        save_decision_policy=options.pop("policy", save_decision_policy.FixedIntervalPolicy(1)),
-        ram=options.pop("ram", holdfast.RamTier(linger_secs=30)),
-        **options,
-    )
-
-
-def round_trip(directory: Path, state: Any, like: Any, step: int = 0) -> Any:
-    """`state` saved, and restored like `like`: once from RAM, and once from disk alone."""
-    with manager(directory) as saving:
-        assert saving.save(step, state)
-        saving.wait_until_finished()
-        from_ram = saving.restore(like=like)
-        assert saving.last_restore is not None
-        assert set(saving.last_restore.sources) <= {"ram"}
-    with manager(directory, ram=None) as reading:
-        from_disk = reading.restore(like=like)
-        assert reading.last_restore is not None
-        assert set(reading.last_restore.sources) <= {"durable"}
-    assert same(from_ram, from_disk)
-    return from_disk
+def round_trip(directory: Path, state: Any, like: Any) -> Any:
+    """`state` saved, and restored like `like`."""
+    holdfast.save(directory, state)
+    return holdfast.load(directory, like=like)
 
 
 JAX_DTYPES = [
@@ -76,13 +57,13 @@ JAX_DTYPES = [
 ]
 
 
-def test_every_dtype_of_jax_comes_back(one_host: Host, tmp_path: Path) -> None:
+def test_every_dtype_of_jax_comes_back(tmp_path: Path) -> None:
     state = {name: jnp.arange(7).astype(name).reshape(7, 1) for name in JAX_DTYPES}
     like = jax.tree.map(jnp.zeros_like, state)
     assert same(round_trip(tmp_path / "run", state, like), state)
 
 
-def test_wide_dtypes_come_back_where_they_are_enabled(one_host: Host, tmp_path: Path) -> None:
+def test_wide_dtypes_come_back_where_they_are_enabled(tmp_path: Path) -> None:
     with enable_x64(True):
         names = ["int64", "uint64", "float64", "complex128"]
         state = {name: jnp.arange(5).astype(name) / 3 for name in names}
@@ -90,9 +71,7 @@ def test_wide_dtypes_come_back_where_they_are_enabled(one_host: Host, tmp_path: 
         assert same(round_trip(tmp_path / "run", state, like), state)
 
 
-def test_numpy_arrays_and_scalars_come_back_as_what_they_are(
-    one_host: Host, tmp_path: Path
-) -> None:
+def test_numpy_arrays_and_scalars_come_back_as_what_they_are(tmp_path: Path) -> None:
     state = {
         "int64": np.arange(6).reshape(2, 3),
         "fortran": np.asfortranarray(np.arange(6.0).reshape(2, 3)),
@@ -112,12 +91,12 @@ def test_numpy_arrays_and_scalars_come_back_as_what_they_are(
     restored["int64"][0, 0] = 5
 
 
-def test_arrays_without_axes_and_without_elements_come_back(one_host: Host, tmp_path: Path) -> None:
+def test_arrays_without_axes_and_without_elements_come_back(tmp_path: Path) -> None:
     state = [jnp.float32(3.5), jnp.zeros((0,)), jnp.zeros((4, 0, 2), jnp.bfloat16), jnp.array(True)]
     assert same(round_trip(tmp_path / "run", state, jax.tree.map(jnp.zeros_like, state)), state)
 
 
-def test_containers_of_all_kinds_come_back(one_host: Host, tmp_path: Path) -> None:
+def test_containers_of_all_kinds_come_back(tmp_path: Path) -> None:
     state = {
         "ints": {3: jnp.ones(2), 1: {2: 5}},
         "list": [jnp.zeros(1), (1, 2.5, [None])],
@@ -131,9 +110,7 @@ def test_containers_of_all_kinds_come_back(one_host: Host, tmp_path: Path) -> No
     assert same(round_trip(tmp_path / "run", state, like), state)
 
 
-def test_without_a_like_dicts_lists_tuples_and_int_keys_come_back(
-    one_host: Host, tmp_path: Path
-) -> None:
+def test_without_a_like_dicts_lists_tuples_and_int_keys_come_back(tmp_path: Path) -> None:
     state = {
         "ints": {3: jnp.ones(2), 1: {2: 5}},
         "mixed": [jnp.zeros(1), (1, 2.5, [None]), {}],
@@ -149,14 +126,14 @@ def test_without_a_like_dicts_lists_tuples_and_int_keys_come_back(
     np.testing.assert_array_equal(restored["point"]["x"], np.ones(3, np.float32))
 
 
-def test_a_state_that_is_one_array_comes_back(one_host: Host, tmp_path: Path) -> None:
+def test_a_state_that_is_one_array_comes_back(tmp_path: Path) -> None:
     state = jnp.arange(10.0)
     assert same(round_trip(tmp_path / "a", state, jnp.zeros(10)), state)
     restored = round_trip(tmp_path / "b", state, None)
     np.testing.assert_array_equal(restored, np.arange(10.0))
 
 
-def test_values_come_back_as_the_type_they_were(one_host: Host, tmp_path: Path) -> None:
+def test_values_come_back_as_the_type_they_were(tmp_path: Path) -> None:
     state = {
         "int": 2**80,
         "negative": -3,
@@ -175,9 +152,7 @@ def test_values_come_back_as_the_type_they_were(one_host: Host, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("impl", ["threefry2x32", "rbg", "unsafe_rbg"])
-def test_typed_prng_keys_carry_their_implementation(
-    one_host: Host, tmp_path: Path, impl: str
-) -> None:
+def test_typed_prng_keys_carry_their_implementation(tmp_path: Path, impl: str) -> None:
     state = {
         "one": jax.random.key(1, impl=impl),
         "many": jax.random.split(jax.random.key(2, impl=impl), (3, 2)),
@@ -193,7 +168,7 @@ def test_typed_prng_keys_carry_their_implementation(
     assert str(jax.random.key_impl(restored["one"])) == impl
 
 
-def test_an_optax_state_comes_back(one_host: Host, tmp_path: Path) -> None:
+def test_an_optax_state_comes_back(tmp_path: Path) -> None:
     params = {"w": jnp.ones((3, 4)), "b": jnp.zeros(4, jnp.bfloat16)}
     optimizer = optax.chain(
         optax.clip_by_global_norm(1.0), optax.adamw(optax.cosine_decay_schedule(1e-3, 100))
@@ -203,7 +178,7 @@ def test_an_optax_state_comes_back(one_host: Host, tmp_path: Path) -> None:
     assert same(round_trip(tmp_path / "run", state, optimizer.init(params)), state)
 
 
-def test_a_flax_linen_train_state_comes_back(one_host: Host, tmp_path: Path) -> None:
+def test_a_flax_linen_train_state_comes_back(tmp_path: Path) -> None:
     module = flax.linen.Dense(3)
     variables = module.init(jax.random.key(0), jnp.ones((1, 2)))
 
@@ -215,7 +190,7 @@ def test_a_flax_linen_train_state_comes_back(one_host: Host, tmp_path: Path) -> 
     assert same(round_trip(tmp_path / "run", state, fresh()), state)
 
 
-def test_a_flax_nnx_model_and_its_split_state_come_back(one_host: Host, tmp_path: Path) -> None:
+def test_a_flax_nnx_model_and_its_split_state_come_back(tmp_path: Path) -> None:
     def fresh(seed: int) -> nnx.Sequential:
         rngs = nnx.Rngs(seed)
         return nnx.Sequential(nnx.Linear(2, 3, rngs=rngs), nnx.BatchNorm(3, rngs=rngs))
@@ -228,7 +203,7 @@ def test_a_flax_nnx_model_and_its_split_state_come_back(one_host: Host, tmp_path
     assert same(jax.tree.leaves(restored), jax.tree.leaves(model))
 
 
-def test_an_equinox_model_comes_back_through_its_arrays(one_host: Host, tmp_path: Path) -> None:
+def test_an_equinox_model_comes_back_through_its_arrays(tmp_path: Path) -> None:
     def fresh(seed: int) -> equinox.nn.MLP:
         return equinox.nn.MLP(2, 2, 4, 1, key=jax.random.key(seed))
 
@@ -242,16 +217,13 @@ def batches() -> Any:
     return iter(numbers.batch(5).to_iter_dataset())
 
 
-def test_a_grain_iterator_goes_on_where_the_arrays_do(one_host: Host, tmp_path: Path) -> None:
+def test_a_grain_iterator_goes_on_where_the_arrays_do(tmp_path: Path) -> None:
     iterator = batches()
     for _ in range(3):
         next(iterator)
-    with manager(tmp_path / "run") as saving:
-        assert saving.save(0, {"data": iterator, "w": jnp.float32(3)})
-        expected = [next(iterator) for _ in range(4)]
-    with manager(tmp_path / "run") as reading:
-        start, state = reading.resume({"data": batches(), "w": jnp.float32(0)})
-    assert start == 1
+    holdfast.save(tmp_path / "saved", {"data": iterator, "w": jnp.float32(3)})
+    expected = [next(iterator) for _ in range(4)]
+    state = holdfast.load(tmp_path / "saved", like={"data": batches(), "w": jnp.float32(0)})
     assert state["w"] == 3
     for batch in expected:
         np.testing.assert_array_equal(next(state["data"]), batch)
@@ -278,18 +250,17 @@ class Shards:
 
 
 def test_grain_iterators_of_shards_are_divided_anew_and_go_on_where_they_were(
-    one_host: Host, tmp_path: Path
+    tmp_path: Path,
 ) -> None:
     data = Shards(0, 1, 2, 3)
     for number, iterator in data.iterators.items():
         for _ in range(3 * number):
             next(iterator)
-    with manager(tmp_path / "run") as saving:
-        assert saving.save(4, {"data": data, "w": jnp.float32(3)})
-        expected = {n: [next(i) for _ in range(5)] for n, i in data.iterators.items()}
-    with manager(tmp_path / "run") as reading:
-        start, _ = reading.resume({"w": jnp.float32(0)}, partial="data")
-        (states,) = reading.process_values(start - 1)["data"]
+    holdfast.save(tmp_path / "saved", {"data": data, "w": jnp.float32(3)})
+    expected = {n: [next(i) for _ in range(5)] for n, i in data.iterators.items()}
+    with holdfast.open_run(tmp_path / "saved") as run:
+        run.restore(like={"w": jnp.float32(0)}, partial="data")
+        (states,) = run.process_values(0)["data"]
     for numbers in ((0, 3), (1, 2)):
         share = Shards(*numbers)
         share.set_state({number: states[number] for number in numbers})
@@ -312,7 +283,7 @@ class Sampler:
         self.position, self.order = state["position"], state["order"]
 
 
-def test_objects_with_a_state_dict_keep_their_identity(one_host: Host, tmp_path: Path) -> None:
+def test_objects_with_a_state_dict_keep_their_identity(tmp_path: Path) -> None:
     sampler = Sampler()
     sampler.position, sampler.order = 9, np.array([3, 1, 2])
     fresh = Sampler()
@@ -344,39 +315,26 @@ SHARDINGS = {
 
 
 @pytest.mark.parametrize("saved", SHARDINGS)
-def test_sharded_arrays_come_back_in_any_other_sharding(
-    one_host: Host, tmp_path: Path, saved: str
-) -> None:
+def test_sharded_arrays_come_back_in_any_other_sharding(tmp_path: Path, saved: str) -> None:
     values = np.random.default_rng(0).normal(size=(64, 32)).astype(np.float32)
     keys = jax.random.split(jax.random.key(0), 8)
     state = {"w": jax.device_put(values, SHARDINGS[saved]()), "keys": keys}
-    with manager(tmp_path / "run") as saving:
-        assert saving.save(0, state)
+    holdfast.save(tmp_path / "saved", state)
+    with holdfast.open_run(tmp_path / "saved") as run:
         for name, sharding in SHARDINGS.items():
             by_rows = NamedSharding(mesh(4), PartitionSpec("a"))
             like = {
                 "w": jax.ShapeDtypeStruct((64, 32), jnp.float32, sharding=sharding()),
                 "keys": jax.device_put(jax.random.split(jax.random.key(9), 8), by_rows),
             }
-            restored = saving.restore(like=like)
+            restored = run.restore(like=like)
             assert restored["w"].sharding == sharding(), name
             np.testing.assert_array_equal(np.asarray(restored["w"]), values)
             assert same(restored["keys"], keys)
             assert restored["keys"].sharding == by_rows
-        grid = saving.metadata(0).arrays["w"].grid
+        grid = run.metadata(0).arrays["w"].grid
     parts = {"rows": (8, 1), "columns": (1, 8), "grid": (2, 4), "partly_replicated": (4, 1)}
     assert grid == parts.get(saved, (1, 2) if saved == "two_devices" else (1, 1))
-
-
-def test_a_restored_state_needs_no_new_compilation(one_host: Host, tmp_path: Path) -> None:
-    compilations = []
-    step = jax.jit(lambda s: compilations.append(1) or jax.tree.map(lambda x: x + 1, s))
-    state = step({"w": jnp.zeros(5), "n": jnp.int32(0)})
-    with manager(tmp_path / "run") as saving:
-        saving.save(0, state)
-        _, restored = saving.resume(state)
-    step(restored)
-    assert len(compilations) == 1
 
 
 @pytest.mark.parametrize(
@@ -393,22 +351,18 @@ def test_a_restored_state_needs_no_new_compilation(one_host: Host, tmp_path: Pat
     ],
 )
 def test_an_unsupported_leaf_is_told_with_path_and_type_before_anything_is_written(
-    one_host: Host, tmp_path: Path, leaf: Any, told: str
+    tmp_path: Path, leaf: Any, told: str
 ) -> None:
-    with manager(tmp_path / "run") as saving:
-        with pytest.raises(UnsupportedLeafError, match="layers/1/activation") as caught:
-            saving.save(0, {"layers": [{"w": jnp.ones(3)}, {"activation": leaf}]})
-        assert told in str(caught.value)
-        assert saving.all_steps() == []
-        assert saving.save(1, {"w": jnp.ones(3)})
-    assert folders(tmp_path / "run") == {"000000001.1"}
+    with pytest.raises(UnsupportedLeafError, match="layers/1/activation") as caught:
+        holdfast.save(tmp_path / "saved", {"layers": [{"w": jnp.ones(3)}, {"activation": leaf}]})
+    assert told in str(caught.value)
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("key", ["\ud800", 1.5, True, None, (1, 2)])
 def test_a_key_that_is_neither_text_nor_int_is_told_before_anything_is_written(
-    one_host: Host, tmp_path: Path, key: Any
+    tmp_path: Path, key: Any
 ) -> None:
-    with manager(tmp_path / "run") as saving:
-        with pytest.raises(UnsupportedLeafError, match="rename the key"):
-            saving.save(0, {"params": {key: jnp.ones(3)}})
-        assert saving.all_steps() == []
+    with pytest.raises(UnsupportedLeafError, match="rename the key"):
+        holdfast.save(tmp_path / "saved", {"params": {key: jnp.ones(3)}})
+    assert not list(tmp_path.iterdir())
