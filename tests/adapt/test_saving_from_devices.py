@@ -18,7 +18,8 @@ from holdfast import save_decision_policy
 from holdfast.errors import SaveFailedError
 from tests.adapt.stand_in_device import StandInDevice
 from tests.engine.making import DTYPES, numpy_type, random_array
-from tests.hosts import Host, events, wait_until
+from tests.hosts import Host, events
+from tests.trainer.slots import wait_for_a_slot
 from tests.trainer.states import same
 
 EVERY_STEP = save_decision_policy.FixedIntervalPolicy(1)
@@ -40,11 +41,6 @@ def saved(manager: holdfast.CheckpointManager, step: int, state: object) -> obje
     assert manager.save(step, state)
     manager.wait_until_finished()
     return manager.restore(step, like=state)
-
-
-def wait_for_a_slot(manager: holdfast.CheckpointManager) -> None:
-    """Wait until a slot is ready for the next state, by reading state only."""
-    wait_until(lambda: manager._saver._slots._ready is not None)
 
 
 def sharded(array: np.ndarray, *spec: str | None, shape: tuple[int, ...] = (4, 2)) -> jax.Array:

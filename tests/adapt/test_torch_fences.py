@@ -19,7 +19,8 @@ torch = pytest.importorskip("torch", reason="PyTorch cannot be had here", exc_ty
 import holdfast  # noqa: E402
 from holdfast import errors, save_decision_policy  # noqa: E402
 from tests.adapt.stand_in_device import StandInDevice  # noqa: E402
-from tests.hosts import Host, wait_until  # noqa: E402
+from tests.hosts import Host  # noqa: E402
+from tests.trainer.slots import wait_for_a_slot  # noqa: E402
 
 EVERY_STEP = save_decision_policy.FixedIntervalPolicy(1)
 SIDE = 300
@@ -86,7 +87,7 @@ def opened(run: Path, framework: Any = "torch") -> Iterator[holdfast.CheckpointM
 
 def save_into_a_slot(manager: holdfast.CheckpointManager, step: int, state: Any) -> None:
     """Save once a slot is ready: without one the state is copied before the call returns."""
-    wait_until(lambda: manager._saver._slots._ready is not None)
+    wait_for_a_slot(manager)
     assert manager.save(step, state)
 
 

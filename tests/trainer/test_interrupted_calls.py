@@ -17,8 +17,9 @@ import pytest
 
 import holdfast
 from holdfast import errors, preservation_policy, save_decision_policy
-from tests.hosts import Host, wait_until
+from tests.hosts import Host
 from tests.interruption import Interruption
+from tests.trainer.slots import wait_for_a_slot
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"
@@ -95,7 +96,7 @@ def sweep_saves(run: Path, kind: type[BaseException], at: Iterable[int], *, ram:
         step = 0
         for position in at:
             if ram and position % 2:
-                wait_until(lambda: saving._saver._slots.has_ready)
+                wait_for_a_slot(saving)
             step += 2
             interruption = Interruption(position, kind())
             made = state(step)

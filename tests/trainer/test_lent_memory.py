@@ -16,7 +16,8 @@ from holdfast.format.layout import Chunk
 from holdfast.format.names import CheckpointId
 from holdfast.trainer.planning import Taking
 from holdfast.trainer.save.save_queue import SaveRequest
-from tests.hosts import Host, wait_until
+from tests.hosts import Host
+from tests.trainer.slots import slots_of, wait_for_a_whole_slot
 
 SIZE = 1_000_000
 EVERY_STEP = save_decision_policy.FixedIntervalPolicy(1)
@@ -94,7 +95,7 @@ def test_a_save_copies_the_state_at_once_when_a_slot_is_ready(
             saving.wait_until_finished()
             arrays = step(arrays)
         before = {name: address(array) for name, array in arrays.items()}
-        wait_until(lambda: saving._saver._slots.is_ready(saving._planner.image_size_bytes))
+        wait_for_a_whole_slot(saving)
         assert saving.save(3, arrays)
         arrays = step(arrays)
         assert {name: address(array) for name, array in arrays.items()} == before
@@ -108,8 +109,8 @@ def test_the_first_save_after_resume_is_copied_into_a_slot_that_stands_ready(
 ) -> None:
     with manager(tmp_path / "run") as saving:
         saving.resume(state(1.0))
-        wait_until(lambda: saving._saver._slots.is_ready(saving._planner.image_size_bytes))
-        filled = saving._saver._slots._ready
+        wait_for_a_whole_slot(saving)
+        filled = slots_of(saving)._ready
         assert saving.save(0, state(1.0))
         assert filled is not None
         assert any(filled.view()[-4:].tobytes())
@@ -143,8 +144,7 @@ def test_a_copy_that_is_interrupted_is_made_by_the_background_thread(
 ) -> None:
     with manager(tmp_path / "run") as saving:
         saving.resume(state(7.0))
-        size_bytes = saving._planner.image_size_bytes
-        wait_until(lambda: saving._saver._slots.is_ready(size_bytes))
+        wait_for_a_whole_slot(saving)
         snapshot = _Interrupting(saving._framework.snapshot(state(7.0)))
         taken = CheckpointId(0, saving._session.place.attempt)
         taking = Taking(id=taken, time=saving._clock.now(), metrics=None)

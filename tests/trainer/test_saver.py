@@ -21,6 +21,7 @@ from holdfast.host.wire import protocol
 from holdfast.trainer.save import save_queue
 from holdfast.trainer.save.saver import Saver
 from tests.hosts import Host, wait_until
+from tests.trainer.slots import slots_of, wait_for_a_slot
 
 
 @pytest.fixture
@@ -36,10 +37,6 @@ def manager(one_host: Host, tmp_path: Path) -> Iterator[holdfast.CheckpointManag
 
 def state(value: int) -> dict[str, Any]:
     return {"w": np.full(300_000, value)}
-
-
-def wait_for_a_slot(saving: holdfast.CheckpointManager) -> None:
-    wait_until(lambda: saving._saver._slots.has_ready)
 
 
 def test_an_error_of_memory_between_saves_does_not_end_the_savers_thread(
@@ -167,7 +164,7 @@ def test_a_state_is_saved_as_it_was_although_it_changes_behind_its_fence(
     )
     wait_for_a_slot(manager)
     if not has_slot:
-        manager._saver._slots.release_ready()
+        slots_of(manager).release_ready()
     made = state(5)
     with contextlib.ExitStack() as stack:
         if has_slot and not is_copied_before:

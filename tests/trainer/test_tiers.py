@@ -23,6 +23,7 @@ from holdfast.host.wire.control_block import NEVER, TARGET_DURABLE
 from holdfast.store.disk import DiskStore
 from tests.adapt.stand_in_device import StandInDevice
 from tests.hosts import Host, await_events, events, wait_until
+from tests.trainer.slots import slots_of, wait_for_a_slot, wait_for_a_whole_slot
 
 EVERY_STEP = save_decision_policy.FixedIntervalPolicy(1)
 STATE = {"w": np.arange(300_000.0)}
@@ -87,7 +88,7 @@ def test_a_step_that_continuous_asks_for_while_no_slot_is_ready_is_made_up_for_a
             assert not manager.save(next(steps), STATE)
             wait_until(lambda: cells[TARGET_DURABLE] == NEVER)
         saver.get_ready()
-        wait_until(lambda: saver._slots.has_ready and not saver.should_wait(is_saving=False))
+        wait_until(lambda: slots_of(manager).has_ready and not saver.should_wait(is_saving=False))
         assert manager.save(next(steps), STATE)
 
 
@@ -273,8 +274,7 @@ def test_a_state_in_a_slot_that_finds_no_room_for_its_record_goes_to_the_disk(
     with holdfast.CheckpointManager(run, save_decision_policy=EVERY_STEP) as manager:
         manager.save(0, {"w": np.full(100_000, 0.0)})
         manager.wait_until_finished()
-        size_bytes = manager._planner.image_size_bytes
-        wait_until(lambda: manager._saver._slots.is_ready(size_bytes))
+        wait_for_a_whole_slot(manager)
         with (small_ram / "filler").open("wb", buffering=0) as filler:
             fill_up(filler)
         assert manager.save(1, {"w": np.full(100_000, 1.0)})
@@ -296,7 +296,7 @@ def test_a_state_that_a_device_copied_goes_to_the_disk_where_its_record_finds_no
     ):
         manager.save(0, {"w": jnp.full(100_000, 0.0)})
         manager.wait_until_finished()
-        wait_until(lambda: manager._saver._slots._ready is not None)
+        wait_for_a_slot(manager)
         with (small_ram / "filler").open("wb", buffering=0) as filler:
             fill_up(filler)
         assert manager.save(1, {"w": jnp.full(100_000, 1.0)})

@@ -33,6 +33,7 @@ from holdfast.trainer.planning import Planner, Taking
 from tests.attempts import checkpoint_id
 from tests.engine.making import TIME, memory_folder, sources_of
 from tests.hosts import Host, events, wait_until
+from tests.trainer.slots import slots_of, wait_for_a_slot
 
 MIB = 1 << 20
 SIZE = 300_000
@@ -145,7 +146,7 @@ def test_the_training_thread_copies_only_what_has_changed(one_host: Host, tmp_pa
             state = trained(state, "frozen")
             saving.wait_until_finished()
         small = saving.metadata(2).written_bytes
-        slots = saving._saver._slots
+        slots = slots_of(saving)
         wait_until(lambda: slots.has_ready and slots.is_ready(small))
         taken_by = []
         acquire = slots.acquire
@@ -176,7 +177,7 @@ def test_one_whole_slot_and_two_small_ones_have_the_room_of_two(
             state = trained(state, "frozen")
             saving.wait_until_finished()
             used = saving.metadata(step).written_bytes
-            wait_until(lambda: saving._saver._slots.has_ready)
+            wait_for_a_slot(saving)
             assert one_host.agent().ram_bytes <= limit
         assert used < WHOLE_BYTES / 8
         assert one_host.agent().ram_bytes < WHOLE_BYTES * 1.4
