@@ -64,7 +64,7 @@ def test_the_minimum_interval_is_between_two_saves(tmp_path: Path) -> None:
         host.start_agent()
         trainer = host.attach()
         policy = ContinuousCheckpointingPolicy(minimum_interval_secs=100)
-        host.state.durable_policies = Policies(save=policy)
+        host.agent.trainers.job.durable = Policies(save=policy)
         for step in range(3):
             assert is_wanted(host)
             host.save(trainer, step)
