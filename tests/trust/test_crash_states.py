@@ -25,7 +25,7 @@ from holdfast.policy.preservation_policy import LatestN
 from holdfast.store.disk import DiskStore
 from holdfast.store.file_system import LocalFileSystem
 from holdfast.trainer.opening.opening import open_run
-from holdfast.trainer.opening.rendezvous import OneProcess, Rendezvous
+from holdfast.trainer.ranks.rendezvous import Rendezvous
 from tests.engine.making import memory_folder
 from tests.hosts import events
 from tests.manifests import manifests
@@ -37,11 +37,6 @@ from tests.store.crash_states import (
     power_losses,
 )
 from tests.store.recording import Log, Mark, RecordingFileSystem, Sync
-from holdfast.trainer.opening.opening import open_run
-from holdfast.trainer.ranks.rendezvous import Rendezvous
-from tests.engine.making import memory_folder
-from tests.hosts import events
-from tests.manifests import manifests
 from tests.trust.crash_oracle import KEPT_COUNT, Expectation, Id, Outcome, PowerLost, Seen, check
 from tests.trust.crash_scenarios import (
     SCENARIOS,

@@ -27,7 +27,6 @@ from holdfast.format.names import CheckpointId, manifest_key
 from holdfast.policy.preservation_policy import LatestN
 from holdfast.store.disk import STAGING_SIZE_BYTES, DiskStore
 from holdfast.testing.block_source import BlockSource
-from tests.store.failing_files import FailingFileSystem, FailurePlan, Fault, nothing
 from holdfast.trainer.restore.restoring import LoneReader, RestoredState, Restorer
 from tests.engine.making import memory_folder, same_bits
 from tests.manifests import manifests
