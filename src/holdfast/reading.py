@@ -21,7 +21,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 
@@ -31,18 +31,22 @@ from holdfast.engine.reading.restore import fill_targets
 from holdfast.engine.reading.sources import CheckpointSources
 from holdfast.errors import InvalidArgumentError, StructureMismatchError
 from holdfast.format.dtypes import numpy_dtype
-from holdfast.format.paths import path_name
+from holdfast.format.grid import Region, region_shape
+from holdfast.format.paths import Path, path_name
 from holdfast.format.placement import RestoreTarget
 from holdfast.format.records import ArraySpec
 from holdfast.format.values import decode_value
 from holdfast.trainer.opening.run_access import read_only
 
-__all__ = ["Checkpoint", "FillTarget", "Path", "Region", "StoredArray", "open_checkpoint"]
-
-Path: TypeAlias = tuple[str | int, ...]
-"""The keys that lead to an array or a value in the saved tree, the outermost first."""
-Region: TypeAlias = tuple[tuple[int, ...], tuple[int, ...]]
-"""The elements with indices in [start, stop) along each axis: (start, stop)."""
+__all__ = [
+    "Checkpoint",
+    "FillTarget",
+    "Path",
+    "Region",
+    "StoredArray",
+    "open_checkpoint",
+    "region_shape",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,8 +188,7 @@ class Checkpoint:
             raise StructureMismatchError(
                 f"{where}: expected a region within {array.shape}, found {target.region}"
             )
-        shape = tuple(last - first for first, last in zip(start, stop, strict=True))
-        buffer = target.buffer
+        shape, buffer = region_shape(target.region), target.buffer
         if (buffer.shape, buffer.dtype) != (shape, array.numpy_dtype):
             raise InvalidArgumentError(
                 f"{where}: expected a buffer of shape {shape} and dtype {array.numpy_dtype}, found "

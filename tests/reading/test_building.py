@@ -11,9 +11,8 @@ import pytest
 
 import holdfast
 from holdfast.building import STEP, CheckpointBuilder, NewArray, PartTask, WrittenPart, forms_grid
-from holdfast.building.parts import ArrayPath, ArrayRegion
 from holdfast.errors import InvalidArgumentError, ObjectNotFoundError, UnsupportedLeafError
-from holdfast.reading import open_checkpoint
+from holdfast.reading import Region, open_checkpoint
 
 WEIGHT = np.arange(24, dtype=np.float32).reshape(4, 6)
 LEFT, RIGHT = ((0, 0), (4, 3)), ((0, 3), (4, 6))
@@ -21,7 +20,7 @@ NOTE = NewArray(path=("notes", "of 1"), shape=(3,), dtype="uint8", writers={((0,
 WEIGHTS = NewArray(path=("model", "w"), shape=(4, 6), dtype="float32", writers={LEFT: 1, RIGHT: 0})
 
 
-def region_bytes(path: ArrayPath, region: ArrayRegion) -> memoryview:
+def region_bytes(path: tuple[str | int, ...], region: Region) -> memoryview:
     if path == NOTE.path:
         return memoryview(b"abc")
     (top, left), (bottom, right) = region

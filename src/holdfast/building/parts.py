@@ -22,7 +22,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
 from pathlib import Path
-from typing import TypeAlias
 
 import msgspec
 
@@ -40,19 +39,15 @@ from holdfast.engine.planning.owners import shared
 from holdfast.engine.saving.part import PartImages, PartPlan
 from holdfast.engine.saving.part_writer import put_image, put_record
 from holdfast.errors import InvalidArgumentError, UnsupportedLeafError, translated
+from holdfast.format import paths
 from holdfast.format.dtypes import numpy_dtype
-from holdfast.format.grid import chunk_count, chunk_region, chunk_shape_of
+from holdfast.format.grid import Region, chunk_count, chunk_region, chunk_shape_of
 from holdfast.format.layout import Chunk, image_layout
-from holdfast.format.paths import path_name
 from holdfast.format.records import ArraySpec, CheckpointSpec, Container, SavedValue
 from holdfast.format.values import encode_value
 from holdfast.store.disk import DiskStore
 
-ArrayPath: TypeAlias = tuple[str | int, ...]
-"""The keys that lead to an array or a value in the saved tree, the outermost first."""
-ArrayRegion: TypeAlias = tuple[tuple[int, ...], tuple[int, ...]]
-"""The elements with indices in [start, stop) along each axis: (start, stop)."""
-RegionBytes = Callable[[ArrayPath, ArrayRegion], memoryview]
+RegionBytes = Callable[[paths.Path, Region], memoryview]
 """Returns the bytes of a region of the array at a path: contiguous, in C order, little-endian."""
 
 
@@ -68,13 +63,13 @@ class NewArray:
             form a grid (`forms_grid`). Of an array without elements nothing is written.
     """
 
-    path: ArrayPath
+    path: paths.Path
     shape: tuple[int, ...]
     dtype: str
-    writers: Mapping[ArrayRegion, int]
+    writers: Mapping[Region, int]
 
 
-def forms_grid(shape: tuple[int, ...], regions: Iterable[ArrayRegion]) -> bool:
+def forms_grid(shape: tuple[int, ...], regions: Iterable[Region]) -> bool:
     """Return whether the regions are all cells of a grid over an array, as `NewArray` needs."""
     return chunk_shape_of(shape, regions) is not None
 
@@ -198,7 +193,7 @@ class CheckpointBuilder:
         first: WrittenPart,
         *,
         own: Sequence[NewArray] = (),
-        values: Mapping[ArrayPath, object] | None = None,
+        values: Mapping[paths.Path, object] | None = None,
     ) -> None:
         """Commit the checkpoint and put it in its place; it is durable when this returns.
 
@@ -243,7 +238,7 @@ def _check_free(place: Path, directory: Path) -> None:
 
 
 def _spec_of_array(array: NewArray) -> ArraySpec:
-    name, shape = path_name(array.path), array.shape
+    name, shape = paths.path_name(array.path), array.shape
     if numpy_dtype(array.dtype) is None:
         raise UnsupportedLeafError(f"save {name}: dtype {array.dtype} cannot be stored; convert it")
     grid = chunk_shape_of(shape, array.writers)
@@ -268,10 +263,10 @@ def _owners(array: ArraySpec) -> tuple[tuple[int, int], ...]:
     return array.owners
 
 
-def _spec(arrays: Sequence[ArraySpec], values: Mapping[ArrayPath, object]) -> CheckpointSpec:
+def _spec(arrays: Sequence[ArraySpec], values: Mapping[paths.Path, object]) -> CheckpointSpec:
     owners = shared([_owners(array) for array in arrays])
-    paths = [*(array.path for array in arrays), *values]
-    nodes = dict.fromkeys([(), *(path[:end] for path in paths for end in range(len(path)))])
+    leaves = [*(array.path for array in arrays), *values]
+    nodes = dict.fromkeys([(), *(path[:end] for path in leaves for end in range(len(path)))])
     return CheckpointSpec(
         time=SystemClock().now(),
         metrics=None,
@@ -281,7 +276,7 @@ def _spec(arrays: Sequence[ArraySpec], values: Mapping[ArrayPath, object]) -> Ch
         ),
         containers=tuple(Container(path=path, kind="dict") for path in nodes),
         values=tuple(
-            SavedValue(path=path, value=encode_value(value, path_name(path)))
+            SavedValue(path=path, value=encode_value(value, paths.path_name(path)))
             for path, value in values.items()
         ),
         process_values=(),

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from itertools import accumulate, pairwise
 from operator import sub
-from typing import TYPE_CHECKING, TypeGuard
+from typing import TYPE_CHECKING, TypeAlias, TypeGuard
 
 if TYPE_CHECKING:
     import numpy as np
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 Shape = tuple[int, ...]
 ChunkShape = tuple[int | tuple[int, ...], ...]
 """The extent of the cells along each axis, or the extents of all of them."""
-Region = tuple[tuple[int, ...], tuple[int, ...]]
-"""A hyper-rectangle: its start and its stop, one entry per axis."""
+Region: TypeAlias = tuple[tuple[int, ...], tuple[int, ...]]
+"""The elements with indices in [start, stop) along each axis: (start, stop)."""
 
 
 @lru_cache(maxsize=1024)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 Path: TypeAlias = tuple[str | int, ...]
+"""The keys that lead to an array or a value in the saved tree, the outermost first."""
 
 ROOT_NAME = "."
 _ESCAPED = re.compile(r"[%/\[\x00-\x1f\x7f]")

@@ -23,7 +23,14 @@ from holdfast.building import locked_directory, put_in_place, remove_leftovers
 from holdfast.clock import SystemClock
 from holdfast.errors import InvalidArgumentError, UnsupportedLeafError, translated
 from holdfast.format.dtypes import item_size_bytes, numpy_dtype, safetensors_form
-from holdfast.reading import Checkpoint, FillTarget, Region, StoredArray, open_checkpoint
+from holdfast.reading import (
+    Checkpoint,
+    FillTarget,
+    Region,
+    StoredArray,
+    open_checkpoint,
+    region_shape,
+)
 
 SHARD_SIZE_BYTES = 5 * 10**9
 PIECE_SIZE_BYTES = 64 * 1024 * 1024
@@ -170,11 +177,10 @@ def _pieces(checkpoint: Checkpoint, tensor: _Tensor) -> Iterator[memoryview]:
     """Read an array in the order of its bytes, converted; each piece is verified."""
     array, wanted = tensor.stored, numpy_dtype(tensor.dtype)
     assert wanted is not None
-    for start, stop in _regions(array.shape, PIECE_SIZE_BYTES // array.numpy_dtype.itemsize):
-        shape = tuple(last - first for first, last in zip(start, stop, strict=True))
-        buffer = np.empty(shape, array.numpy_dtype)
+    for region in _regions(array.shape, PIECE_SIZE_BYTES // array.numpy_dtype.itemsize):
+        buffer = np.empty(region_shape(region), array.numpy_dtype)
         if buffer.size:
-            checkpoint.fill([FillTarget(array.path, (start, stop), buffer)])
+            checkpoint.fill([FillTarget(array.path, region, buffer)])
         found = buffer if buffer.dtype == wanted else converted(buffer, wanted, array.name)
         yield np.ascontiguousarray(found).reshape(-1).view(np.uint8).data
 

@@ -6,7 +6,6 @@ import os
 from pathlib import Path
 
 from holdfast.errors import InvalidArgumentError
-from holdfast.reading import Region
 from holdfast.store.location import RunLocation
 
 METADATA = ("__dcp_metadata__",)
@@ -21,11 +20,6 @@ def checkpoint_directory(path: str | os.PathLike[str]) -> Path:
             f"use {location}: expected a path, found a URL; DCP's checkpoints are directories"
         )
     return location.folder
-
-
-def shape_of(region: Region) -> tuple[int, ...]:
-    """Return the extents of a region."""
-    return tuple(stop - start for start, stop in zip(*region, strict=True))
 
 
 def shard_name(start: tuple[int, ...]) -> str:

@@ -24,8 +24,15 @@ from holdfast.errors import (
     NotARunError,
     StructureMismatchError,
 )
-from holdfast.interop.dcp.names import METADATA, checkpoint_directory, shape_of, shard_name
-from holdfast.reading import Checkpoint, FillTarget, Region, StoredArray, open_checkpoint
+from holdfast.interop.dcp.names import METADATA, checkpoint_directory, shard_name
+from holdfast.reading import (
+    Checkpoint,
+    FillTarget,
+    Region,
+    StoredArray,
+    open_checkpoint,
+    region_shape,
+)
 
 log = logging.getLogger(__name__)
 
@@ -168,7 +175,7 @@ class _ReadTensor:
         array, region = place
         self._item, self._planner, self._array = item, planner, array
         self._tensor = planner.resolve_tensor(item).detach()
-        shape = shape_of(region)
+        shape = region_shape(region)
         if tuple(self._tensor.shape) != shape:
             raise StructureMismatchError(
                 f"load {array.name}: expected a tensor of shape {shape} to fill, found "

@@ -19,8 +19,8 @@ from torch.futures import Future
 from holdfast.adapt.torch import tensors
 from holdfast.building import CheckpointBuilder, NewArray, PartTask, WrittenPart, forms_grid
 from holdfast.errors import InvalidArgumentError, UnsupportedLeafError
-from holdfast.interop.dcp.names import METADATA, checkpoint_directory, shape_of, shard_name
-from holdfast.reading import Region
+from holdfast.interop.dcp.names import METADATA, checkpoint_directory, shard_name
+from holdfast.reading import Region, region_shape
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -205,7 +205,7 @@ def _arrays_of_tensor(name: str, data: Any, ranks: dict[Region, int]) -> Iterato
         yield NewArray(path=(name,), shape=shape, dtype=dtype, writers=ranks)
         return
     for region, rank in ranks.items():
-        extents = shape_of(region)
+        extents = region_shape(region)
         whole = (0,) * len(extents), extents
         path = name, shard_name(region[0])
         yield NewArray(path=path, shape=extents, dtype=dtype, writers={whole: rank})
