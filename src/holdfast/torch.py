@@ -1,4 +1,8 @@
-"""What programs with PyTorch put into a state, besides their own objects. Imports PyTorch."""
+"""What programs with PyTorch put into a state, besides their own objects. Imports PyTorch.
+
+For the storages of other libraries, beside `holdfast.reading` and `holdfast.building`, the bytes of
+tensors: `dtype_name_of`, `host_bytes`, `copy_into`, `tensor_over`.
+"""
 
 from __future__ import annotations
 
@@ -6,5 +10,15 @@ from holdfast.adapt.torch.fences import Fence
 from holdfast.adapt.torch.objects import Replicated
 from holdfast.adapt.torch.random_state import RandomState
 from holdfast.adapt.torch.state import TorchFramework
+from holdfast.adapt.torch.tensors import copy_into, dtype_name_of, host_bytes, tensor_over
 
-__all__ = ["Fence", "RandomState", "Replicated", "TorchFramework"]
+__all__ = [
+    "Fence",
+    "RandomState",
+    "Replicated",
+    "TorchFramework",
+    "copy_into",
+    "dtype_name_of",
+    "host_bytes",
+    "tensor_over",
+]

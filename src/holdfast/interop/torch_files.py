@@ -23,7 +23,6 @@ from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from holdfast import save as save_one
-from holdfast.adapt.torch import tensors
 from holdfast.errors import (
     CheckpointDamagedError,
     HoldfastError,
@@ -33,6 +32,7 @@ from holdfast.errors import (
 from holdfast.interop.scratch_memory import Progress, ScratchMemory, read_whole_step
 from holdfast.reading import StoredArray
 from holdfast.store.named_file import check_file_name, new_content
+from holdfast.torch import tensor_over
 
 _UNREADABLE = (
     *(RuntimeError, EOFError, OSError, ValueError, LookupError, TypeError, AttributeError),
@@ -76,7 +76,7 @@ def export_torch(
 
 
 def _tensor_over(array: np.ndarray, stored: StoredArray) -> torch.Tensor:
-    tensor = tensors.tensor_over(array, stored.dtype, stored.name)
+    tensor = tensor_over(array, stored.dtype, stored.name)
     if not _is_saved_by_torch(tensor.dtype):
         raise UnsupportedLeafError(
             f"export {stored.name}: expected a dtype that torch.save writes, found "
@@ -161,7 +161,7 @@ def _check_records(source: Path) -> None:
         OSError, zipfile.BadZipFile: The archive cannot be read.
     """
     with zipfile.ZipFile(source) as archive:
-        records = [one.filename for one in archive.infolist() if one.file_size]
+        records = [entry.filename for entry in archive.infolist() if entry.file_size]
         damaged = [name for name in records if not _is_whole(archive, name)]
     if damaged and len(damaged) < len(records):
         raise CheckpointDamagedError(

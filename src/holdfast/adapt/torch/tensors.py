@@ -46,7 +46,7 @@ def is_plain(leaf: object) -> bool:
 
 @lru_cache(maxsize=256)
 def dtype_name_of(dtype: torch.dtype) -> str:
-    """Return the name of a dtype as PyTorch prints it: the format has the same names."""
+    """Return the name of a dtype in checkpoints, as PyTorch prints it: `float32`, `bfloat16`."""
     return str(dtype).removeprefix("torch.")
 
 
@@ -289,7 +289,15 @@ def identity(tensor: Any) -> tuple[Any, ...] | None:
 
 
 def host_bytes(held: torch.Tensor) -> memoryview:
-    """Return the bytes of a tensor in C order; a view where it is contiguous host memory."""
+    """Return the bytes of a tensor, as `holdfast.building.RegionBytes` returns those of a region.
+
+    Args:
+        held: of any shape, dtype and device; its strides may be any.
+
+    Returns:
+        The bytes of its elements in C order: a writable view of a contiguous tensor in the host's
+        memory, whose conjugate and negative bits are not set; else a copy.
+    """
     dense = held
     if not held.is_cpu or not held.is_contiguous() or held.is_conj() or held.is_neg():
         dense = held.resolve_conj().resolve_neg().cpu().contiguous()
@@ -307,17 +315,26 @@ def fill(into: Any, buffers: dict[Region, np.ndarray]) -> None:
     """Copy what was restored into the elements that this process holds of a tensor."""
     held = local(into)
     for buffer in buffers.values():
-        if not buffer.nbytes:
-            continue
-        source = _as_bytes(buffer)
-        # Some dtypes have no copy kernel: their bytes are copied.
-        is_plain = held.is_contiguous() and not held.is_conj() and not held.is_neg()
-        if is_plain:
-            bytes_of(held).copy_(source)
-            continue
-        given = source.view(held.dtype).reshape(held.shape)
-        axes = expanded_axes(held)
-        first_of(held, axes).copy_(first_of(given, axes))
+        copy_into(held, buffer)
+
+
+def copy_into(held: torch.Tensor, array: np.ndarray) -> None:
+    """Copy the elements of an array into a tensor of its shape and dtype.
+
+    Args:
+        held: on any device, with any strides; an axis may be expanded. Autograd has no part in it.
+        array: its dtype has the tensor's name (`dtype_name_of`).
+    """
+    if not array.nbytes:
+        return
+    source = _as_bytes(array)
+    # Some dtypes have no copy kernel: their bytes are copied.
+    if held.is_contiguous() and not held.is_conj() and not held.is_neg():
+        bytes_of(held).copy_(source)
+        return
+    elements = source.view(held.dtype).reshape(held.shape)
+    axes = expanded_axes(held)
+    first_of(held, axes).copy_(first_of(elements, axes))
 
 
 def expanded_axes(held: torch.Tensor) -> tuple[int, ...]:
@@ -349,15 +366,20 @@ def tensor_of(array: np.ndarray, name: str, where: str) -> torch.Tensor:
         UnsupportedLeafError: PyTorch has no such dtype; the message has `where`.
     """
     made = torch.empty(array.shape, dtype=_dtype_named(name, where))
-    fill(made, {((0,) * array.ndim, array.shape): array})
+    copy_into(made, array)
     return made
 
 
 def tensor_over(array: np.ndarray, name: str, where: str) -> torch.Tensor:
-    """Return a tensor in the memory of an array, which is writable and in C order.
+    """Return a tensor of the array's shape in its memory.
+
+    Args:
+        array: in C order and writable; its dtype is `StoredArray.numpy_dtype`.
+        name: the name of that dtype, `StoredArray.dtype`.
+        where: the array's path, for the message.
 
     Raises:
-        UnsupportedLeafError: as `tensor_of`.
+        UnsupportedLeafError: PyTorch has no such dtype.
     """
     dtype = _dtype_named(name, where)
     if not array.size:

@@ -16,7 +16,6 @@ from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import LoadItemType
 from torch.futures import Future
 
-from holdfast.adapt.torch import tensors
 from holdfast.building import STEP
 from holdfast.errors import (
     CheckpointDamagedError,
@@ -33,6 +32,7 @@ from holdfast.reading import (
     open_checkpoint,
     region_shape,
 )
+from holdfast.torch import copy_into, dtype_name_of, host_bytes, tensor_over
 
 log = logging.getLogger(__name__)
 
@@ -95,12 +95,12 @@ class HoldfastReader(StorageReader):  # type: ignore[misc]
                 f"read {self._directory}: expected a checkpoint that HoldfastWriter wrote, found "
                 "another; use holdfast.load"
             )
-        found = pickle.loads(values[METADATA])  # type: ignore[arg-type]
-        if not isinstance(found, Metadata):
+        metadata = pickle.loads(values[METADATA])  # type: ignore[arg-type]
+        if not isinstance(metadata, Metadata):
             raise CheckpointDamagedError(
-                f"read {self._directory}: expected DCP's metadata, found {type(found).__name__}"
+                f"read {self._directory}: expected DCP's metadata, found {type(metadata).__name__}"
             )
-        return found
+        return metadata
 
     def set_up_storage_reader(
         self, metadata: Any, is_coordinator: bool, *args: Any, **kwargs: Any
@@ -130,11 +130,11 @@ class HoldfastReader(StorageReader):  # type: ignore[misc]
             if item.type is LoadItemType.BYTE_IO:
                 others.append(_ReadObject(item, place, planner))
                 continue
-            one = _ReadTensor(item, place, planner)
-            if one.fills_in_place:
-                in_place.append(one)
+            read = _ReadTensor(item, place, planner)
+            if read.fills_in_place:
+                in_place.append(read)
             else:
-                others.append(one)
+                others.append(read)
         for group in (in_place, *_groups(others)):
             checkpoint.fill([r.target for r in group if r.target.buffer.size])
             for read in group:
@@ -181,11 +181,10 @@ class _ReadTensor:
                 f"load {array.name}: expected a tensor of shape {shape} to fill, found "
                 f"{tuple(self._tensor.shape)}"
             )
-        self._has_dtype = tensors.dtype_name_of(self._tensor.dtype) == array.dtype
+        self._has_dtype = dtype_name_of(self._tensor.dtype) == array.dtype
         self.fills_in_place = self._has_dtype and _is_plain(self._tensor)
         if self.fills_in_place:
-            flat = tensors.bytes_of(self._tensor).numpy()
-            buffer = flat.view(array.numpy_dtype).reshape(shape)
+            buffer = np.frombuffer(host_bytes(self._tensor), array.numpy_dtype).reshape(shape)
         else:
             buffer = np.empty(shape, array.numpy_dtype)
         self.target = FillTarget(array.path, region, buffer)
@@ -194,10 +193,10 @@ class _ReadTensor:
         """Give the elements to the planner."""
         if not self.fills_in_place and self.target.buffer.size:
             if self._has_dtype:
-                tensors.fill(self._tensor, {self.target.region: self.target.buffer})
+                copy_into(self._tensor, self.target.buffer)
             else:
                 array = self._array
-                self._tensor.copy_(tensors.tensor_of(self.target.buffer, array.dtype, array.name))
+                self._tensor.copy_(tensor_over(self.target.buffer, array.dtype, array.name))
         self._planner.commit_tensor(self._item, self._tensor)
 
 
@@ -231,9 +230,9 @@ def _groups(items: Sequence[Any]) -> Iterator[list[Any]]:
     """Yield items in groups of about `CONVERTED_SIZE_BYTES`."""
     group: list[Any] = []
     size_bytes = 0
-    for one in items:
-        group.append(one)
-        size_bytes += one.target.buffer.nbytes
+    for item in items:
+        group.append(item)
+        size_bytes += item.target.buffer.nbytes
         if size_bytes >= CONVERTED_SIZE_BYTES:
             yield group
             group, size_bytes = [], 0

@@ -16,11 +16,11 @@ from torch.distributed.checkpoint.staging import AsyncStager, DefaultStager, Sta
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
-from holdfast.adapt.torch import tensors
 from holdfast.building import CheckpointBuilder, NewArray, PartTask, WrittenPart, forms_grid
 from holdfast.errors import InvalidArgumentError, UnsupportedLeafError
 from holdfast.interop.dcp.names import METADATA, checkpoint_directory, shard_name
 from holdfast.reading import Region, region_shape
+from holdfast.torch import dtype_name_of, host_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,16 +123,16 @@ class HoldfastWriter(StorageWriter, AsyncStager):  # type: ignore[misc]
         """
         task: PartTask = plan.storage_data
         objects = [_Saved(item, planner) for item in plan.items if _is_object(item)]
-        made = {one.fqn: one.array(task.rank) for one in objects}
-        part = task.write(_ItemBytes(plan.items, objects, planner), [*made.values()])
+        arrays = {saved.fqn: saved.array(task.rank) for saved in objects}
+        part = task.write(_ItemBytes(plan.items, objects, planner), [*arrays.values()])
         if task.rank == 0:
             self._current(task.save)
             self._first = part
         results = [
             WriteResult(
                 index=item.index,
-                size_in_bytes=_size_bytes(item, made),
-                storage_data=_WrittenItem(save=task.save, array=made.get(item.index.fqn)),
+                size_in_bytes=_size_bytes(item, arrays),
+                storage_data=_WrittenItem(save=task.save, array=arrays.get(item.index.fqn)),
             )
             for item in plan.items
         ]
@@ -149,11 +149,11 @@ class HoldfastWriter(StorageWriter, AsyncStager):  # type: ignore[misc]
             OutOfSpaceError, StorageError: the checkpoint is not at the path.
         """
         written = [result.storage_data for of_rank in results for result in of_rank]
-        saving = self._current(*{one.save for one in written})
+        saving = self._current(*{item.save for item in written})
         try:
             assert self._first is not None
             metadata.storage_meta = self.storage_meta()
-            own = [one.array for one in written if one.array is not None]
+            own = [item.array for item in written if item.array is not None]
             saving.commit(self._first, own=own, values={METADATA: pickle.dumps(metadata)})
         finally:
             self.close()
@@ -200,7 +200,7 @@ def _arrays_of(plans: Sequence[Any]) -> list[NewArray]:
 
 def _arrays_of_tensor(name: str, data: Any, ranks: dict[Region, int]) -> Iterator[NewArray]:
     """Yield the array of a tensor whose shards are written by `ranks`; or one for each shard."""
-    shape, dtype = tuple(data.size), tensors.dtype_name_of(data.properties.dtype)
+    shape, dtype = tuple(data.size), dtype_name_of(data.properties.dtype)
     if forms_grid(shape, ranks):
         yield NewArray(path=(name,), shape=shape, dtype=dtype, writers=ranks)
         return
@@ -236,7 +236,7 @@ class _ItemBytes:
 
     def __init__(self, items: Sequence[Any], objects: Any, planner: Any) -> None:
         self._planner = planner
-        self._objects = {one.fqn: one.data for one in objects}
+        self._objects = {saved.fqn: saved.data for saved in objects}
         # Of shards without elements, several may start where another one does.
         self._items = {
             (item.index.fqn, _region_of(item)[0]): item
@@ -254,12 +254,12 @@ class _ItemBytes:
             text = str(path[1]).removeprefix("at ")
             start = tuple(int(part) for part in text.split(",") if part)
         item = self._items[name, start]
-        found = self._planner.resolve_data(item).detach()
+        tensor = self._planner.resolve_data(item).detach()
         data = item.tensor_data
-        if (found.shape, found.dtype) != (data.chunk.sizes, data.properties.dtype):
+        if (tensor.shape, tensor.dtype) != (data.chunk.sizes, data.properties.dtype):
             raise UnsupportedLeafError(
                 f"save {name}: expected a tensor of shape {tuple(data.chunk.sizes)} and "
-                f"{data.properties.dtype} as planned, found one of shape {tuple(found.shape)} and "
-                f"{found.dtype}; plan what the planner's resolve_data returns"
+                f"{data.properties.dtype} as planned, found one of shape {tuple(tensor.shape)} and "
+                f"{tensor.dtype}; plan what the planner's resolve_data returns"
             )
-        return tensors.host_bytes(found)
+        return host_bytes(tensor)
