@@ -8,6 +8,8 @@ the storages of other libraries. A state like the one that was saved is read by 
   host's RAM. It changes nothing, takes no lock and starts no agent.
 - `Checkpoint.fill` checks each block of bytes by its digest before it is used, and takes the next
   copy where one is damaged. Only the blocks with an element of a region are read.
+- `can_cast` and `converted` convert to another dtype by the rules of `Run.restore(cast=True)`;
+  `numpy_dtype` and `safetensors_dtype` look a dtype up by its name.
 - An array's path is a tuple of its keys in the saved tree (`("params", "dense", "kernel")`), and a
   region is a pair of its first and its last indices plus one, ((start, ...), (stop, ...)).
 
@@ -25,12 +27,13 @@ from typing import Any
 
 import numpy as np
 
+from holdfast.adapt.casts import can_cast, converted
 from holdfast.adapt.contract import EVERYTHING
 from holdfast.adapt.nested import tree_of
 from holdfast.engine.reading.restore import fill_targets
 from holdfast.engine.reading.sources import CheckpointSources
 from holdfast.errors import InvalidArgumentError, StructureMismatchError
-from holdfast.format.dtypes import numpy_dtype
+from holdfast.format.dtypes import numpy_dtype, safetensors_dtype
 from holdfast.format.grid import Region, region_shape
 from holdfast.format.paths import Path, path_name
 from holdfast.format.placement import RestoreTarget
@@ -44,8 +47,12 @@ __all__ = [
     "Path",
     "Region",
     "StoredArray",
+    "can_cast",
+    "converted",
+    "numpy_dtype",
     "open_checkpoint",
     "region_shape",
+    "safetensors_dtype",
 ]
 
 

@@ -662,6 +662,8 @@ def what_orbax_cannot_hold_is_named(folder):
         (
             ({"a": {"b": b"bytes"}}, "export a/b: Orbax has no leaves of bytes"),
             ({"a": [jnp.zeros((0, 3))]}, "export a/0: Orbax has no arrays without elements"),
+            ({"a": np.zeros(2, ml_dtypes.float6_e2m3fn)}, "export a: expected a dtype of JAX"),
+            ({"a": np.zeros(2, [("real", "<f2"), ("imag", "<f2")])}, "found complex32; convert it"),
         )
     ):
         holdfast.save(folder / f"run{number}", state)

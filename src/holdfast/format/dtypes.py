@@ -72,7 +72,11 @@ def dtype_name(dtype: np.dtype) -> str | None:
 
 
 def numpy_dtype(name: str) -> np.dtype | None:
-    """Return the NumPy dtype of that name, little-endian in files, or None for an unknown name."""
+    """Return the NumPy dtype of that name, little-endian in files, or None for an unknown name.
+
+    Args:
+        name: as NumPy or ml_dtypes has it (`float32`, `bfloat16`), or PyTorch alone (`complex32`).
+    """
     return _by_name().get(name)
 
 
@@ -84,10 +88,15 @@ def item_size_bytes(name: str) -> int:
     return found.itemsize
 
 
+def safetensors_dtype(name: str) -> str | None:
+    """Return the name of a dtype in safetensors headers; None if safetensors does not have it."""
+    return _SAFETENSORS.get(name)
+
+
 def safetensors_form(name: str, shape: tuple[int, ...]) -> tuple[str, tuple[int, ...]]:
     """Return the (dtype, shape) under which a safetensors header lists a chunk of dtype `name`."""
-    known = _SAFETENSORS.get(name)
-    if known is not None:
-        return known, shape
+    own = safetensors_dtype(name)
+    if own is not None:
+        return own, shape
     size_bytes = item_size_bytes(name)
     return "U8", shape if size_bytes == 1 else (*shape, size_bytes)

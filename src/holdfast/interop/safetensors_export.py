@@ -18,18 +18,20 @@ from typing import Any
 import numpy as np
 
 from holdfast import reading
-from holdfast.adapt.casts import can_cast, converted
 from holdfast.building import locked_directory, put_in_place, remove_leftovers
 from holdfast.clock import SystemClock
 from holdfast.errors import InvalidArgumentError, UnsupportedLeafError, translated
-from holdfast.format.dtypes import item_size_bytes, numpy_dtype, safetensors_form
 from holdfast.reading import (
     Checkpoint,
     FillTarget,
     Region,
     StoredArray,
+    can_cast,
+    converted,
+    numpy_dtype,
     open_checkpoint,
     region_shape,
+    safetensors_dtype,
 )
 
 SHARD_SIZE_BYTES = 5 * 10**9
@@ -39,15 +41,20 @@ INDEX = "model.safetensors.index.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Tensor:
-    """One array of the checkpoint, and its name and dtype in the files."""
+    """One array of the checkpoint, and its name and dtype in the files.
+
+    Attributes:
+        kind: what safetensors calls the dtype.
+    """
 
     stored: StoredArray
     name: str
-    dtype: str
+    dtype: np.dtype
+    kind: str
 
     @property
     def size_bytes(self) -> int:
-        return math.prod(self.stored.shape) * item_size_bytes(self.dtype)
+        return math.prod(self.stored.shape) * self.dtype.itemsize
 
 
 def export_safetensors(
@@ -84,10 +91,10 @@ def export_safetensors(
     if directory.exists():
         raise InvalidArgumentError(f"export to {directory}: it exists; give a new path")
     checkpoint = open_checkpoint(place, step)
-    found = list(_tensors(checkpoint, prefix, dtype))
-    if not found:
+    tensors = list(_tensors(checkpoint, prefix, dtype))
+    if not tensors:
         raise InvalidArgumentError(f"export step {step}: no array is below {prefix!r}")
-    shards = _shards(found, shard_size_bytes)
+    shards = _shards(tensors, shard_size_bytes)
     directory.parent.mkdir(parents=True, exist_ok=True)
     remove_leftovers(directory)
     names = [_file_name(number, len(shards)) for number in range(len(shards))]
@@ -97,7 +104,7 @@ def export_safetensors(
             _write(checkpoint, building / name, shard, progress)
         if len(shards) > 1:
             of_tensor = {t.name: n for n, shard in zip(names, shards, strict=True) for t in shard}
-            total = {"total_size": sum(tensor.size_bytes for tensor in found)}
+            total = {"total_size": sum(tensor.size_bytes for tensor in tensors)}
             text = json.dumps({"metadata": total, "weight_map": of_tensor}, indent=2)
             _write_synced(building / INDEX, [text.encode()])
         put_in_place(building, directory)
@@ -118,21 +125,23 @@ def _tensors(checkpoint: Checkpoint, prefix: str, dtype: str | None) -> Iterator
         other = names.setdefault(name, path)
         if other != path:
             raise InvalidArgumentError(f"export: {other} and {path} would both be named {name}")
-        yield _Tensor(stored=array, name=name, dtype=_dtype_of(array, dtype))
+        written_dtype, kind = _dtype_of(array, dtype)
+        yield _Tensor(stored=array, name=name, dtype=written_dtype, kind=kind)
 
 
-def _dtype_of(array: StoredArray, wanted: str | None) -> str:
-    """Return the dtype in which an array is written."""
+def _dtype_of(array: StoredArray, floating: str | None) -> tuple[np.dtype, str]:
+    """Return the dtype in which an array is written, and its name in safetensors."""
     is_floating = can_cast(array.dtype, "float32")
-    dtype = wanted if wanted is not None and is_floating else array.dtype
-    if numpy_dtype(dtype) is None:
-        raise InvalidArgumentError(f"export: expected the name of a dtype, found {dtype!r}")
-    if safetensors_form(dtype, (2,))[0] == "U8" and dtype != "uint8":
+    name = floating if floating is not None and is_floating else array.dtype
+    dtype, kind = numpy_dtype(name), safetensors_dtype(name)
+    if dtype is None:
+        raise InvalidArgumentError(f"export: expected the name of a dtype, found {name!r}")
+    if kind is None:
         raise UnsupportedLeafError(
-            f"export {array.name}: safetensors has no {dtype}; convert it with --dtype, or "
+            f"export {array.name}: safetensors has no {name}; convert it with --dtype, or "
             "leave it out with --prefix"
         )
-    return dtype
+    return dtype, kind
 
 
 def _shards(tensors: list[_Tensor], size_bytes: int) -> list[list[_Tensor]]:
@@ -158,8 +167,11 @@ def _write(
     end = 0
     for tensor in shard:
         start, end = end, end + tensor.size_bytes
-        kind, shape = safetensors_form(tensor.dtype, tensor.stored.shape)
-        header[tensor.name] = {"dtype": kind, "shape": shape, "data_offsets": [start, end]}
+        header[tensor.name] = {
+            "dtype": tensor.kind,
+            "shape": tensor.stored.shape,
+            "data_offsets": [start, end],
+        }
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
 
@@ -175,14 +187,14 @@ def _write(
 
 def _pieces(checkpoint: Checkpoint, tensor: _Tensor) -> Iterator[memoryview]:
     """Read an array in the order of its bytes, converted; each piece is verified."""
-    array, wanted = tensor.stored, numpy_dtype(tensor.dtype)
-    assert wanted is not None
+    array = tensor.stored
     for region in _regions(array.shape, PIECE_SIZE_BYTES // array.numpy_dtype.itemsize):
         buffer = np.empty(region_shape(region), array.numpy_dtype)
         if buffer.size:
             checkpoint.fill([FillTarget(array.path, region, buffer)])
-        found = buffer if buffer.dtype == wanted else converted(buffer, wanted, array.name)
-        yield np.ascontiguousarray(found).reshape(-1).view(np.uint8).data
+        if buffer.dtype != tensor.dtype:
+            buffer = converted(buffer, tensor.dtype, array.name)
+        yield np.ascontiguousarray(buffer).reshape(-1).view(np.uint8).data
 
 
 def _regions(shape: tuple[int, ...], count_max: int) -> Iterator[Region]:

@@ -9,6 +9,7 @@ Invariants:
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 from collections.abc import Iterator, Mapping
@@ -29,7 +30,6 @@ except ImportError as error:
         "pip install 'holdfast-checkpoint[orbax]'"
     ) from error
 
-from holdfast.adapt.jax.restore import check_fits_jax
 from holdfast.building import locked_directory, put_in_place, remove_leftovers
 from holdfast.errors import translated
 from holdfast.interop import scratch_memory
@@ -144,9 +144,24 @@ def _new_step(target: Path) -> Iterator[Path]:
 
 
 def _array_of(array: np.ndarray, stored: StoredArray) -> Any:
-    check_fits_jax(array, stored.dtype, stored.name)
-    made = array_over(array)
-    return jax.random.wrap_key_data(made, impl=stored.prng_impl) if stored.prng_impl else made
+    if not _is_of_jax(array.dtype):
+        raise UnsupportedLeafError(
+            f"export {stored.name}: expected a dtype of JAX, found {stored.dtype}; convert it and "
+            "save it again, or use --torch"
+        )
+    elements = array_over(array)
+    if stored.prng_impl is None:
+        return elements
+    return jax.random.wrap_key_data(elements, impl=stored.prng_impl)
+
+
+@functools.cache
+def _is_of_jax(dtype: np.dtype) -> bool:
+    try:
+        array_over(np.zeros(1, dtype))
+    except (RuntimeError, TypeError):
+        return False
+    return True
 
 
 def _items(run: Run, step: int, state: Any, record: StepRecord) -> dict[str, Any]:
