@@ -4,17 +4,42 @@ For the storages of other libraries and for converters. `holdfast.save` saves a 
 with less work, and a `CheckpointManager` the states of a training.
 
 - `CheckpointBuilder`, `PartTask`: a checkpoint whose parts several processes write (`parts`).
-- `locked_directory`, `put_in_place`, `remove_leftovers`: a directory of any files, which is there
-  whole or not at all (`directory`).
+- `local_path`, `locked_directory`, `put_in_place`, `remove_leftovers`: a directory of any files,
+  which is there whole or not at all (`directory`).
+- `check_file_name`, `new_content`: a file, likewise.
 """
 
-from holdfast.building.directory import STEP as STEP
-from holdfast.building.directory import is_saved_one as is_saved_one
-from holdfast.building.directory import locked_directory as locked_directory
-from holdfast.building.directory import put_in_place as put_in_place
-from holdfast.building.directory import remove_leftovers as remove_leftovers
-from holdfast.building.parts import CheckpointBuilder as CheckpointBuilder
-from holdfast.building.parts import NewArray as NewArray
-from holdfast.building.parts import PartTask as PartTask
-from holdfast.building.parts import WrittenPart as WrittenPart
-from holdfast.building.parts import forms_grid as forms_grid
+from holdfast.building.directory import (
+    STEP,
+    is_saved_one,
+    local_path,
+    locked_directory,
+    put_in_place,
+    remove_leftovers,
+)
+from holdfast.building.parts import (
+    CheckpointBuilder,
+    NewArray,
+    PartTask,
+    RegionBytes,
+    WrittenPart,
+    forms_grid,
+)
+from holdfast.store.named_file import check_file_name, new_content
+
+__all__ = [
+    "STEP",
+    "CheckpointBuilder",
+    "NewArray",
+    "PartTask",
+    "RegionBytes",
+    "WrittenPart",
+    "check_file_name",
+    "forms_grid",
+    "is_saved_one",
+    "local_path",
+    "locked_directory",
+    "new_content",
+    "put_in_place",
+    "remove_leftovers",
+]

@@ -60,6 +60,16 @@ STEP = SAVED.step
 log = logging.getLogger(__name__)
 
 
+def local_path(place: str | os.PathLike[str]) -> Path | None:
+    """Return the absolute path that a user has named; None for the URL of a bucket.
+
+    Raises:
+        InvalidArgumentError: it is neither a path nor a URL of a bucket and a prefix in it.
+    """
+    location = RunLocation.parse(place)
+    return None if location.is_url else location.folder
+
+
 def check_replaceable(place: Path, *, directory: Path, clock: Clock) -> None:
     """Check that `place` holds what an earlier save to `directory` made, and nothing else.
 

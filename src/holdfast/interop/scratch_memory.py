@@ -17,9 +17,9 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from holdfast.building import local_path
 from holdfast.errors import translated
 from holdfast.reading import FillTarget, StoredArray, open_checkpoint
-from holdfast.store.location import RunLocation
 
 ALIGNMENT_BYTES = 64
 GROUP_SIZE_BYTES = 64 * 1024 * 1024
@@ -64,11 +64,10 @@ class ScratchMemory:
 
 def scratch_folder(place: str | os.PathLike[str]) -> Path:
     """Return a folder for scratch files: beside a run's directory; for a URL, that of `TMPDIR`."""
-    location = RunLocation.parse(place)
-    if location.is_url:
+    directory = local_path(place)
+    if directory is None:
         return Path(tempfile.gettempdir())
-    above = location.folder.absolute().parent
-    return next(folder for folder in (above, *above.parents) if folder.is_dir())
+    return next(folder for folder in directory.parents if folder.is_dir())
 
 
 def _aligned(size_bytes: int) -> int:

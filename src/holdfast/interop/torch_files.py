@@ -23,6 +23,7 @@ from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from holdfast import save as save_one
+from holdfast.building import check_file_name, new_content
 from holdfast.errors import (
     CheckpointDamagedError,
     HoldfastError,
@@ -31,7 +32,6 @@ from holdfast.errors import (
 )
 from holdfast.interop.scratch_memory import Progress, ScratchMemory, read_whole_step
 from holdfast.reading import StoredArray
-from holdfast.store.named_file import check_file_name, new_content
 from holdfast.torch import tensor_over
 
 _UNREADABLE = (

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from holdfast.building import local_path
 from holdfast.errors import InvalidArgumentError
-from holdfast.store.location import RunLocation
 
 METADATA = ("__dcp_metadata__",)
 """The path of DCP's metadata, pickled."""
@@ -14,12 +14,12 @@ METADATA = ("__dcp_metadata__",)
 
 def checkpoint_directory(path: str | os.PathLike[str]) -> Path:
     """Return the absolute directory that a user has named; refuse a URL."""
-    location = RunLocation.parse(path)
-    if location.is_url:
+    directory = local_path(path)
+    if directory is None:
         raise InvalidArgumentError(
-            f"use {location}: expected a path, found a URL; DCP's checkpoints are directories"
+            f"use {path}: expected a path, found a URL; DCP's checkpoints are directories"
         )
-    return location.folder
+    return directory
 
 
 def shard_name(start: tuple[int, ...]) -> str:
