@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import resource
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from safetensors.torch import load_file  # noqa: E402
 import holdfast  # noqa: E402
 from holdfast.cli.main import main  # noqa: E402
 from holdfast.errors import InvalidArgumentError, StorageError  # noqa: E402
+from holdfast.interop.dcp import HoldfastWriter  # noqa: E402
 from holdfast.interop.safetensors_export import export_safetensors  # noqa: E402
 
 
@@ -186,6 +188,48 @@ def test_a_folder_of_dcp_is_imported(tmp_path: Path) -> None:
     # DCP lists the keys of dicts as strings.
     state["optimizer"]["state"] = {"0": state["optimizer"]["state"][0]}
     assert found == state
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_checkpoint_of_dcps_writer_is_exported_as_the_state_that_was_saved(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    state = {
+        "model": {"w.x": torch.rand(4, 3), "half": torch.rand(2).bfloat16()},
+        "groups": [{"lr": torch.tensor(0.5), "betas": (0.9, 0.99)}],
+        "step": 7,
+    }
+    dcp.save(state, storage_writer=HoldfastWriter(tmp_path / "run"), no_dist=True)
+    assert main(["export", str(tmp_path / "run"), "--torch", str(tmp_path / "state.pt")]) == 0
+    found = torch.load(tmp_path / "state.pt", weights_only=True)
+    model, expected = found.pop("model"), state.pop("model")
+    assert found == state
+    assert model.keys() == expected.keys()
+    assert all(torch.equal(model[name], expected[name]) for name in model)
+
+    (image,) = (tmp_path / "run").glob("checkpoints/*/image-*")
+    image.write_bytes(image.read_bytes()[:-1] + b"?")
+    assert main(["export", str(tmp_path / "run"), "--torch", str(tmp_path / "out")]) == 1
+    assert "the bytes were changed after they were written" in " ".join(
+        capsys.readouterr().err.split()
+    )
+    assert not (tmp_path / "out").exists()
+
+
+def test_without_pytorch_what_is_missing_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    holdfast.save(tmp_path / "run", {"w": np.zeros(3)})
+    (tmp_path / "state.pt").touch()
+    monkeypatch.setitem(sys.modules, "torch", None)
+    monkeypatch.delitem(sys.modules, "holdfast.interop.torch_files", raising=False)
+    for arguments, message in (
+        (["import", "gone", "back"], "import gone: expected a file or a folder, found nothing"),
+        (["import", str(tmp_path / "state.pt"), "back"], "holdfast-checkpoint[torch]"),
+        (["export", str(tmp_path / "run"), "--torch", "out"], "holdfast-checkpoint[torch]"),
+    ):
+        assert main(arguments) == 1
+        assert message in " ".join(capsys.readouterr().err.split())
 
 
 def test_what_is_no_file_of_torch_is_an_error(

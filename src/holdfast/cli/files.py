@@ -59,9 +59,9 @@ def export(
 
     Without STEP it is the newest one. All that is read is checked by its digests. With --hf the
     arrays below --prefix are written as safetensors with an index, as Hugging Face's
-    `from_pretrained` reads them. With --torch the whole state is written by `torch.save`. With
-    --orbax it becomes a step of the directory DIR of an Orbax `CheckpointManager`, which is made if
-    it is missing.
+    `from_pretrained` reads them. With --torch the whole state is written by `torch.save`; what DCP
+    has pickled in a checkpoint of `HoldfastWriter` is executed for it. With --orbax it becomes a
+    step of the directory DIR of an Orbax `CheckpointManager`, which is made if it is missing.
     """
     if sum(target is not None for target in (hf, file, orbax)) != 1:
         raise InvalidArgumentError("export: expected one of --hf DIR, --torch FILE and --orbax DIR")
@@ -156,6 +156,8 @@ def import_files(source: Path, directory: str, as_json: bool) -> None:
     `torch.distributed.checkpoint`, which may hold pickled objects: import those that you trust.
     Then DIR must be new, and has one checkpoint.
     """
+    if not source.exists():
+        raise InvalidArgumentError(f"import {source}: expected a file or a folder, found nothing")
     if source.is_dir() and not (source / DCP_METADATA).exists():
         _import_orbax(source, directory, as_json)
         return

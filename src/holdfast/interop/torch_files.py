@@ -6,6 +6,7 @@ than RAM.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import io
 import math
@@ -14,13 +15,11 @@ import pickle
 import re
 import struct
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from torch.distributed import checkpoint as dcp
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from holdfast import save as save_one
 from holdfast.building import check_file_name, new_content
@@ -30,11 +29,23 @@ from holdfast.errors import (
     InvalidArgumentError,
     UnsupportedLeafError,
 )
+
+try:
+    import torch
+    from torch.distributed import checkpoint as dcp
+    from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+except ImportError as error:
+    raise InvalidArgumentError(
+        f"PyTorch's files are read and written by PyTorch, which cannot be imported ({error}): "
+        "pip install 'holdfast-checkpoint[torch]'"
+    ) from error
+
+from holdfast.interop.dcp import HoldfastReader, is_of_dcp
 from holdfast.interop.scratch_memory import Progress, ScratchMemory, read_whole_step
-from holdfast.reading import StoredArray
+from holdfast.reading import StoredArray, open_checkpoint
 from holdfast.torch import tensor_over
 
-_UNREADABLE = (
+_UNREADABLE: tuple[type[BaseException], ...] = (
     *(RuntimeError, EOFError, OSError, ValueError, LookupError, TypeError, AttributeError),
     *(
         AssertionError,
@@ -55,6 +66,8 @@ def export_torch(
 ) -> None:
     """Write the state of `step` with `torch.save`, as nested dicts; it is durable when this ends.
 
+    What `HoldfastWriter` saved is read as DCP reads it, which executes the pickles in it.
+
     Args:
         place: the run's directory, or its URL.
         step: a step of the run.
@@ -70,7 +83,11 @@ def export_torch(
     check_file_name(file, "export")
     if os.path.lexists(file):
         raise InvalidArgumentError(f"export to {file}: it exists; give a new path")
-    state = read_whole_step(place, step, file.parent, _tensor_over, progress)
+    if is_of_dcp(open_checkpoint(place, step)):
+        with _translated(f"export {place}", "objects of DCP"):
+            state = _read_dcp(HoldfastReader(place), file.parent, progress)
+    else:
+        state = read_whole_step(place, step, file.parent, _tensor_over, progress)
     with new_content(file, "export", is_synced=True) as stream:
         torch.save(state, stream)
 
@@ -94,6 +111,29 @@ def _is_saved_by_torch(dtype: torch.dtype) -> bool:
     return True
 
 
+@contextlib.contextmanager
+def _translated(call: str, expected: str) -> Iterator[None]:
+    """Raise errors of PyTorch's readers as those of Holdfast.
+
+    Raises:
+        CheckpointDamagedError: PyTorch cannot read what is `expected`.
+        HoldfastError: one that was raised below DCP.
+    """
+    try:
+        yield
+    except HoldfastError:
+        raise
+    except _UNREADABLE as error:
+        cause: BaseException = error
+        if isinstance(error, dcp.CheckpointException) and error.failures:
+            cause, _ = next(iter(error.failures.values()))
+        if isinstance(cause, HoldfastError):
+            raise cause from error
+        raise CheckpointDamagedError(
+            f"{call}: expected {expected}, found {_reason(cause)}"
+        ) from error
+
+
 def import_torch(
     source: Path, directory: Path, progress: Progress = lambda size_bytes: None
 ) -> None:
@@ -105,34 +145,26 @@ def import_torch(
     folder become lists, and integer keys there strings, as DCP lists them.
 
     Args:
-        source: a file of `torch.save`, or a folder of DCP.
+        source: a file of `torch.save`, or a folder of DCP, which exists.
         directory: as for `holdfast.save`. Beside it there is room for a folder's tensors twice.
         progress: see `Progress`; a folder's tensors.
 
     Raises:
-        InvalidArgumentError: there is nothing at `source`, or `directory` exists.
+        InvalidArgumentError: `directory` exists.
         CheckpointDamagedError: `source` cannot be read, or a record has another CRC than its own.
         UnsupportedLeafError: something in it is neither a tensor nor a plain value.
         OutOfSpaceError, StorageError: there is no room.
     """
-    if not source.exists():
-        raise InvalidArgumentError(f"import {source}: expected a file or a folder, found nothing")
     if os.path.lexists(directory) or not directory.parent.is_dir():
         raise InvalidArgumentError(
             f"import to {directory}: expected a new path in a directory that exists"
         )
-    try:
+    expected = "a folder of DCP" if source.is_dir() else "a file of torch.save"
+    with _translated(f"import {source}", expected):
         if source.is_dir():
-            state = _read_folder(source, directory.parent, progress)
+            state = _read_dcp(dcp.FileSystemReader(source), directory.parent, progress)
         else:
             state = _read_file(source)
-    except HoldfastError:
-        raise
-    except _UNREADABLE as error:
-        what = "a folder of DCP" if source.is_dir() else "a file of torch.save"
-        raise CheckpointDamagedError(
-            f"import {source}: expected {what}, found {_reason(error)}"
-        ) from error
     save_one(directory, state)
 
 
@@ -190,8 +222,9 @@ def _read_file(source: Path) -> Any:
         return torch.load(source, map_location="cpu", weights_only=True)
 
 
-def _read_folder(source: Path, folder: Path, progress: Progress) -> Any:
-    metadata = dcp.FileSystemReader(source).read_metadata()
+def _read_dcp(reader: Any, folder: Path, progress: Progress) -> Any:
+    """Read a whole state with a reader of DCP, its tensors into a scratch file in `folder`."""
+    metadata = reader.read_metadata()
     of_tensors = {
         name: of
         for name, of in metadata.state_dict_metadata.items()
@@ -201,7 +234,7 @@ def _read_folder(source: Path, folder: Path, progress: Progress) -> Any:
     flat: dict[str, Any] = dict.fromkeys(metadata.state_dict_metadata)
     flat |= {name: _tensor_in(memory, of) for name, of in of_tensors.items()}
     planner = _CountingPlanner(progress)
-    dcp.load(flat, storage_reader=dcp.FileSystemReader(source), planner=planner, no_dist=True)
+    dcp.load(flat, storage_reader=reader, planner=planner, no_dist=True)
     paths = metadata.planner_data or {}
     state: dict[Any, Any] = {}
     for name, value in flat.items():
@@ -220,10 +253,11 @@ def _with_lists(node: Any) -> Any:
     """
     if not isinstance(node, dict):
         return node
-    made = {key: _with_lists(value) for key, value in node.items()}
-    if made and all(type(key) is int for key in made) and sorted(made) == [*range(len(made))]:
-        return [made[index] for index in range(len(made))]
-    return made
+    entries = {key: _with_lists(value) for key, value in node.items()}
+    is_list = all(type(key) is int for key in entries) and sorted(entries) == [*range(len(entries))]
+    if entries and is_list:
+        return [entries[index] for index in range(len(entries))]
+    return entries
 
 
 def _size_bytes(of: TensorStorageMetadata) -> int:

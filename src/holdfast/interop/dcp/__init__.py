@@ -19,7 +19,8 @@ Invariants:
 All ranks must see the same directory.
 """
 
+from holdfast.interop.dcp.names import is_of_dcp as is_of_dcp
 from holdfast.interop.dcp.reader import HoldfastReader as HoldfastReader
 from holdfast.interop.dcp.writer import HoldfastWriter as HoldfastWriter
 
-__all__ = ["HoldfastReader", "HoldfastWriter"]
+__all__ = ["HoldfastReader", "HoldfastWriter", "is_of_dcp"]

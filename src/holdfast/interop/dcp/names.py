@@ -7,6 +7,7 @@ from pathlib import Path
 
 from holdfast.building import local_path
 from holdfast.errors import InvalidArgumentError
+from holdfast.reading import Checkpoint
 
 METADATA = ("__dcp_metadata__",)
 """The path of DCP's metadata, pickled."""
@@ -20,6 +21,11 @@ def checkpoint_directory(path: str | os.PathLike[str]) -> Path:
             f"use {path}: expected a path, found a URL; DCP's checkpoints are directories"
         )
     return directory
+
+
+def is_of_dcp(checkpoint: Checkpoint) -> bool:
+    """Return whether `HoldfastWriter` wrote the checkpoint."""
+    return METADATA in checkpoint.values
 
 
 def shard_name(start: tuple[int, ...]) -> str:

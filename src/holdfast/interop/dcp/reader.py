@@ -23,7 +23,7 @@ from holdfast.errors import (
     NotARunError,
     StructureMismatchError,
 )
-from holdfast.interop.dcp.names import METADATA, checkpoint_directory, shard_name
+from holdfast.interop.dcp.names import METADATA, checkpoint_directory, is_of_dcp, shard_name
 from holdfast.reading import (
     Checkpoint,
     FillTarget,
@@ -36,6 +36,8 @@ from holdfast.torch import copy_into, dtype_name_of, host_bytes, tensor_over
 
 log = logging.getLogger(__name__)
 
+NATIVE_METADATA = ".metadata"
+"""The file that marks a checkpoint of DCP's own storage."""
 CONVERTED_SIZE_BYTES = 256 * 1024 * 1024
 """Tensors that cannot be filled in place are read in groups of about this size."""
 
@@ -88,14 +90,18 @@ class HoldfastReader(StorageReader):  # type: ignore[misc]
             raise
 
     def _metadata(self) -> Metadata:
+        if (self._directory / NATIVE_METADATA).exists():
+            raise NotARunError(
+                f"read {self._directory}: expected a checkpoint that HoldfastWriter wrote, found "
+                f"one of DCP's own storage ({NATIVE_METADATA}); load it without HoldfastReader"
+            )
         self._checkpoint = open_checkpoint(self._directory, STEP)
-        values = self._checkpoint.values
-        if METADATA not in values:
+        if not is_of_dcp(self._checkpoint):
             raise NotARunError(
                 f"read {self._directory}: expected a checkpoint that HoldfastWriter wrote, found "
                 "another; use holdfast.load"
             )
-        metadata = pickle.loads(values[METADATA])  # type: ignore[arg-type]
+        metadata = pickle.loads(self._checkpoint.values[METADATA])  # type: ignore[arg-type]
         if not isinstance(metadata, Metadata):
             raise CheckpointDamagedError(
                 f"read {self._directory}: expected DCP's metadata, found {type(metadata).__name__}"
