@@ -487,7 +487,8 @@ def sealed_at(run: Path, step: int) -> float:
 def end_agents(ram: Path) -> None:
     """Ends the agents that this process started: what they hold was measured, and is let go."""
     from holdfast.host.wire import protocol
-    from holdfast.host.wire.client import AgentClient, AgentGoneError
+    from holdfast.host.wire.client import AgentClient
+    from holdfast.local_agent.client import AgentGoneError
 
     for folder in ram.glob("*"):
         client = AgentClient(folder, timeout_secs=10.0)

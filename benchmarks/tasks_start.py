@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from holdfast.host.wire.agent_directory import roots
 from holdfast.host.wire.client import status_of
+from holdfast.local_agent.place import roots
 
 RUNS = 15
 END_SECS = 30.0

@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 
 import holdfast
-from holdfast.host.wire.agent_directory import roots
 from holdfast.host.wire.client import status_of
+from holdfast.local_agent.place import roots
 from holdfast.policy.save_decision_policy import FixedIntervalPolicy
 
 STEP_SECS = 0.01

@@ -19,8 +19,9 @@ import msgspec
 import psutil
 
 from holdfast.host.wire import protocol
-from holdfast.host.wire.agent_directory import LOCK, SOCKET
-from holdfast.host.wire.client import AgentClient, AgentGoneError
+from holdfast.host.wire.client import AgentClient
+from holdfast.local_agent.client import AgentGoneError
+from holdfast.local_agent.place import LOCK, SOCKET
 from holdfast.observe.events.reader import read_events
 from holdfast.observe.events.schema import Event
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import holdfast
+from holdfast import building, reading
 from tests.hosts import host
 
 ROOT = Path(__file__).parents[1]
@@ -196,6 +197,10 @@ def test_the_reference_has_every_public_name() -> None:
     names = re.findall(r"^::: ([\w.]+)", text, re.MULTILINE)
     shown = {name.rpartition(".")[2] for name in names}
     assert set(holdfast.__all__) - {"__version__"} <= shown
+    integrations = (ROOT / "docs" / "reference" / "integrations.md").read_text()
+    for module in (building, reading):
+        names = {name for name in module.__all__ if not re.search(rf"\b{name}\b", integrations)}
+        assert not names, module
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

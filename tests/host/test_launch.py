@@ -13,10 +13,10 @@ import pytest
 
 from holdfast.errors import AgentUnavailableError, StorageError
 from holdfast.host.process import OOM_SCORE_ADJ
-from holdfast.host.wire import agent_directory
-from holdfast.host.wire.agent_directory import make_root, roots
 from holdfast.host.wire.config import AgentConfig
-from holdfast.host.wire.launch import _choose_folder, _environment
+from holdfast.host.wire.launch import _choose_folder
+from holdfast.local_agent.launch import _environment
+from holdfast.local_agent.place import make_root, roots
 from tests.trust.in_process import RUN_ID
 
 CAP_SYS_RESOURCE = 24  # Linux's <linux/capability.h>
@@ -24,7 +24,7 @@ CAP_SYS_RESOURCE = 24  # Linux's <linux/capability.h>
 
 @pytest.fixture
 def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AgentConfig:
-    monkeypatch.setattr(agent_directory.tempfile, "tempdir", str(tmp_path / "temporary"))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
     return AgentConfig(run=str(tmp_path / "run"), run_id=RUN_ID, host="host-a", folder="")
 
 
@@ -75,7 +75,7 @@ def test_a_host_without_a_folder_for_temporary_files_has_the_root_alone(
         raise FileNotFoundError("No usable temporary directory found")
 
     monkeypatch.setenv("HOLDFAST_RAM", "/ram")
-    monkeypatch.setattr(agent_directory.tempfile, "gettempdir", fail)
+    monkeypatch.setattr(tempfile, "gettempdir", fail)
     assert roots() == [Path("/ram")]
 
 

@@ -25,11 +25,11 @@ import pytest
 torch = pytest.importorskip("torch", reason="PyTorch cannot be had here", exc_type=ImportError)
 
 from holdfast.clock import SystemClock  # noqa: E402
-from holdfast.host.wire.agent_directory import make_private  # noqa: E402
-from holdfast.host.wire.calls import serve_calls  # noqa: E402
 from holdfast.interop import mindio  # noqa: E402
 from holdfast.interop.mindio import calls  # noqa: E402
 from holdfast.interop.mindio.file_agent.service import FileService  # noqa: E402
+from holdfast.local_agent.calls import serve_calls  # noqa: E402
+from holdfast.local_agent.place import make_private  # noqa: E402
 
 SEED = 20261127
 DELAYED_SHARE = 0.5

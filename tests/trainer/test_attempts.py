@@ -27,7 +27,7 @@ from holdfast.engine.lifecycle.attempts import (
 from holdfast.format.names import CheckpointId, checkpoint_folder
 from holdfast.host.wire import protocol
 from holdfast.host.wire.agent_directory import user_name
-from holdfast.host.wire.client import AgentGoneError
+from holdfast.local_agent.client import AgentGoneError
 from holdfast.store.disk import DiskStore
 from tests.attempts import attempt_id
 from tests.hosts import Host, await_events, events, finished, host, is_running, wait_until

@@ -15,8 +15,9 @@ import pytest
 import holdfast
 from holdfast.cli.main import main
 from holdfast.errors import SaveFailedError
-from holdfast.host.wire import client, protocol
-from holdfast.host.wire.launch import START_SECS
+from holdfast.host.wire import protocol
+from holdfast.local_agent import client
+from holdfast.local_agent.launch import START_SECS
 from tests.hosts import Host, events, stop, wait_until
 from tests.trainer.job import Job, seen, start_job
 

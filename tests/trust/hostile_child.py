@@ -56,7 +56,7 @@ from holdfast.format.records import (
 from holdfast.format.sealed import unseal
 from holdfast.format.timeline import last_steps, on_timeline
 from holdfast.format.values import decode_value
-from holdfast.host.wire.calls import decoded
+from holdfast.local_agent.calls import decoded
 from holdfast.policy import preservation_policy, save_decision_policy
 from holdfast.store.contract import check_key
 from holdfast.trainer.restore.restoring import LoneReader, Restorer

@@ -12,9 +12,10 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from holdfast.host.wire.agent_directory import LOCK, SOCKET
-from holdfast.host.wire.client import AgentClient, AgentGoneError
+from holdfast.host.wire.client import AgentClient
 from holdfast.host.wire.protocol import AgentStatus, Empty
+from holdfast.local_agent.client import AgentGoneError
+from holdfast.local_agent.place import LOCK, SOCKET
 from holdfast.trainer.opening.run_access import read_only
 from tests.hosts import WAIT_SECS, Host, events, is_running, wait_until
 from tests.manifests import folders, manifests

@@ -25,9 +25,9 @@ import msgspec
 
 from holdfast.clock import SystemClock
 from holdfast.engine.lifecycle.run import create_run
-from holdfast.host.wire.agent_directory import make_private
-from holdfast.host.wire.client import answers
 from holdfast.host.wire.config import AgentConfig
+from holdfast.local_agent.client import answers
+from holdfast.local_agent.place import make_private
 from holdfast.store.disk import DiskStore
 from tests.hosts import Host, host, wait_until
 

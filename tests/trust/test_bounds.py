@@ -17,7 +17,8 @@ from pathlib import Path
 import pytest
 
 from holdfast.host.wire import protocol
-from holdfast.host.wire.client import PULSE_SECS, AgentClient, AgentGoneError
+from holdfast.host.wire.client import AgentClient
+from holdfast.local_agent.client import PULSE_SECS, AgentGoneError
 from tests.hosts import Host, events, host, wait_until
 from tests.trust.in_process import in_process_host
 from tests.trust.killing import agent_folder, end_well, locks_of, sealed, stopped, trainer

@@ -24,10 +24,12 @@ import holdfast
 from holdfast.errors import HoldfastError, InvalidArgumentError
 from holdfast.host.service import call_server
 from holdfast.host.wire import protocol
-from holdfast.host.wire.agent_directory import GROUP, SOCKET, WORDS, socket_address
-from holdfast.host.wire.calls import decoded
-from holdfast.host.wire.client import AgentClient, AgentGoneError
-from holdfast.host.wire.http_format import BODY_SIZE_MAX_BYTES
+from holdfast.host.wire.agent_directory import GROUP, WORDS
+from holdfast.host.wire.client import AgentClient
+from holdfast.local_agent.calls import decoded
+from holdfast.local_agent.client import AgentGoneError
+from holdfast.local_agent.http_format import BODY_SIZE_MAX_BYTES
+from holdfast.local_agent.place import SOCKET, socket_address
 from tests.engine.making import memory_folder
 from tests.hosts import host, is_running, wait_until
 from tests.trust.damaged_run import told_on_failure

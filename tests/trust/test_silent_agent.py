@@ -13,8 +13,8 @@ import pytest
 
 from holdfast.clock import SystemClock
 from holdfast.host.wire import protocol
-from holdfast.host.wire.client import PULSE_SECS
-from holdfast.host.wire.launch import START_SECS
+from holdfast.local_agent.client import PULSE_SECS
+from holdfast.local_agent.launch import START_SECS
 from holdfast.store.disk import DiskStore
 from tests.hosts import Host, host, wait_until
 from tests.trust.in_process import in_process_host

@@ -16,7 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.host.wire.agent_directory import LOCK, RAM, SOCKET, WORDS
+from holdfast.host.wire.agent_directory import RAM, WORDS
+from holdfast.local_agent.place import LOCK, SOCKET
 from tests.hosts import is_running
 from tests.manifests import manifest_path
 from tests.trust.figures import tell

@@ -21,10 +21,11 @@ from holdfast.engine.saving.part_writer import write_part
 from holdfast.errors import HoldfastError
 from holdfast.format.names import CheckpointId
 from holdfast.host.wire import protocol
-from holdfast.host.wire.agent_directory import host_name
-from holdfast.host.wire.client import AgentClient, AgentGoneError
+from holdfast.host.wire.client import AgentClient
 from holdfast.host.wire.config import AgentConfig
 from holdfast.host.wire.launch import ensure_agent
+from holdfast.local_agent.client import AgentGoneError
+from holdfast.local_agent.place import host_name
 from holdfast.policy.preservation_policy import LatestN, encode
 from holdfast.store.disk import DiskStore
 from holdfast.store.ram import RamStore

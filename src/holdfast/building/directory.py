@@ -45,7 +45,7 @@ from holdfast.format.names import (
     part_key,
 )
 from holdfast.format.records import RunPlace
-from holdfast.host.wire.agent_directory import host_name
+from holdfast.local_agent.place import host_name
 from holdfast.store.disk import DiskStore
 from holdfast.store.file_system import LOCAL
 from holdfast.store.free_names import UNFINISHED

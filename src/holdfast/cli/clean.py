@@ -31,10 +31,10 @@ from holdfast.format.names import NO_AGE
 from holdfast.format.timeline import last_steps
 from holdfast.host.tiers.ram_place import noted_place, whole_in
 from holdfast.host.wire import protocol
-from holdfast.host.wire.agent_directory import GROUP, LOCK, ram_folder
+from holdfast.host.wire.agent_directory import GROUP, ram_folder
 from holdfast.host.wire.agents_here import folders_here, living, run_of
 from holdfast.host.wire.group_record import read_record
-from holdfast.host.wire.launch import is_locked
+from holdfast.local_agent.place import LOCK, is_locked
 from holdfast.store.location import RunLocation
 from holdfast.trainer.opening.run_access import read_only
 

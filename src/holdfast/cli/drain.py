@@ -20,10 +20,11 @@ from holdfast.engine.lifecycle.catalog import list_checkpoints
 from holdfast.errors import AgentUnavailableError, HoldfastError
 from holdfast.host.wire.agent_directory import agent_folders
 from holdfast.host.wire.agents_here import living, status_of
-from holdfast.host.wire.client import AgentGoneError
 from holdfast.host.wire.config import AgentConfig
-from holdfast.host.wire.launch import ensure_agent, find_agent, is_locked
+from holdfast.host.wire.launch import ensure_agent, find_agent
 from holdfast.host.wire.protocol import AgentStatus, HeldStatus
+from holdfast.local_agent.client import AgentGoneError
+from holdfast.local_agent.place import is_locked
 from holdfast.observe.events.reader import read_events
 from holdfast.observe.events.schema import (
     AttemptStarted,

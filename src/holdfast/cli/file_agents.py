@@ -26,12 +26,17 @@ from holdfast.errors import (
 )
 from holdfast.format.json_codec import decode
 from holdfast.host.wire.agents_here import ASK_SECS, folders_here
-from holdfast.host.wire.client import AgentClient, AgentGoneError
 from holdfast.host.wire.group_record import process_start
-from holdfast.host.wire.launch import is_locked
 from holdfast.interop.mindio.file_agent.client import FILES
-from holdfast.interop.mindio.file_agent.protocol import FileAgentStatus, FilesAsked, RamFileRecord
+from holdfast.interop.mindio.file_agent.protocol import (
+    LOG,
+    FileAgentStatus,
+    FilesAsked,
+    RamFileRecord,
+)
 from holdfast.interop.mindio.file_agent.ram_files import DATA, RECORDS, is_in_use
+from holdfast.local_agent.client import AgentGoneError, LocalAgentClient
+from holdfast.local_agent.place import is_locked
 
 POLL_SECS = 0.05
 
@@ -89,7 +94,7 @@ def _note(problems: list[str] | None, problem: str) -> None:
 def _found(folder: Path) -> FilesInRam:
     agent = None
     if is_locked(folder):
-        client = AgentClient(folder, timeout_secs=ASK_SECS)
+        client = LocalAgentClient(folder, timeout_secs=ASK_SECS)
         try:
             agent = client.call("status", FilesAsked(), FileAgentStatus)
         except AgentGoneError as error:
@@ -166,5 +171,5 @@ def stop_file_agent(found: FilesInRam, deadline: float, clock: Clock) -> None:
     if left:
         raise StorageError(
             f"stop the file agent {agent.pid}: it has ended, but {counted(left, 'file')} could not "
-            f"be written; see {found.folder / 'log'}. They stay in RAM for the next one"
+            f"be written; see {found.folder / LOG}. They stay in RAM for the next one"
         )

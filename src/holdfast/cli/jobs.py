@@ -11,7 +11,7 @@ from holdfast.cli.output import Column, size_text
 from holdfast.errors import HoldfastError
 from holdfast.host.wire import protocol
 from holdfast.host.wire.agents_here import ask
-from holdfast.host.wire.client import AgentGoneError
+from holdfast.local_agent.client import AgentGoneError
 from holdfast.observe.run_status import JobHostStatus, JobStatus
 from holdfast.observe.state_words import (
     holds_text,

@@ -11,7 +11,7 @@ from holdfast.cli import output
 from holdfast.cli.output import Column
 from holdfast.host.wire import protocol
 from holdfast.host.wire.agents_here import ask, living
-from holdfast.host.wire.client import AgentGoneError
+from holdfast.local_agent.client import AgentGoneError
 from holdfast.observe.metrics.metric_families import AgentMetrics, flat
 from holdfast.trainer.opening.run_access import read_only
 

@@ -27,10 +27,10 @@ from holdfast.errors import (
 )
 from holdfast.format.names import CheckpointId
 from holdfast.host.wire import protocol
-from holdfast.host.wire.agent_directory import host_name
 from holdfast.host.wire.agents_here import ask, status_of
-from holdfast.host.wire.client import AgentGoneError, AgentSilentError
 from holdfast.host.wire.launch import find_live_agent
+from holdfast.local_agent.client import AgentGoneError, AgentSilentError
+from holdfast.local_agent.place import host_name
 from holdfast.observe.events.schema import CheckpointDeleted
 from holdfast.observe.events.uploaded_segments import uploads_for
 from holdfast.observe.events.writer import EventWriter

@@ -13,9 +13,9 @@ from holdfast.cli import output
 from holdfast.cli.child import Child, CommandNotRunError, Signals
 from holdfast.cli.drain import AgentOfRun, Agents
 from holdfast.clock import Clock, SystemClock
-from holdfast.host.wire.agent_directory import host_name
 from holdfast.host.wire.config import AgentConfig
 from holdfast.host.wire.launch import ensure_agent
+from holdfast.local_agent.place import host_name
 from holdfast.trainer.opening.run_access import open_or_create
 
 RESTART_VARIABLE = "HOLDFAST_RESTART_COUNT"

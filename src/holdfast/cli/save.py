@@ -14,7 +14,7 @@ from holdfast.errors import AgentUnavailableError, SaveFailedError, WaitTimeoutE
 from holdfast.format.names import CheckpointId
 from holdfast.host.wire import protocol
 from holdfast.host.wire.agents_here import agent_folder, ask, status_of
-from holdfast.host.wire.client import AgentGoneError
+from holdfast.local_agent.client import AgentGoneError
 from holdfast.trainer.opening.run_access import read_only
 
 POLL_SECS = 0.1

@@ -16,7 +16,7 @@ from holdfast.cli.output import Column, counted, secs_text, size_text
 from holdfast.host.wire import protocol
 from holdfast.host.wire.agent_directory import ram_folder
 from holdfast.host.wire.agents_here import agent_folders_here, leaving, living, run_of
-from holdfast.host.wire.launch import is_locked
+from holdfast.local_agent.place import is_locked
 from holdfast.observe.state_words import step_text
 from holdfast.trainer.opening.run_access import read_only
 

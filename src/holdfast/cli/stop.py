@@ -22,8 +22,8 @@ from holdfast.format.names import NO_AGE, Age, AttemptId, CheckpointId
 from holdfast.format.timeline import last_steps
 from holdfast.host.wire import protocol
 from holdfast.host.wire.agents_here import ask, leaving, living
-from holdfast.host.wire.client import AgentGoneError, AgentSilentError, answers
 from holdfast.host.wire.group_record import process_start
+from holdfast.local_agent.client import AgentGoneError, AgentSilentError, answers
 from holdfast.store.location import open_durable
 from holdfast.trainer.opening.run_access import read_only
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast.demo.failures import Failure
-from holdfast.host.wire.agent_directory import HOST_VARIABLE, host_name
+from holdfast.local_agent.place import HOST_VARIABLE, host_name
 from holdfast.peers.config import LOOPBACK
 from holdfast.trainer.options import INTERFACE_VARIABLE
 

@@ -2,7 +2,7 @@
 
 import sys
 
-from holdfast.host.wire.detached_process import Main, run_detached
+from holdfast.local_agent.detached_process import Main, run_detached
 
 
 def _load() -> Main:

@@ -27,9 +27,9 @@ from holdfast.host.driver.agent_run import open_run
 from holdfast.host.log_file import logging_into
 from holdfast.host.metering.meters import Metering
 from holdfast.host.service import Service, call_server
-from holdfast.host.wire.agent_directory import SOCKET
-from holdfast.host.wire.config import ALREADY_RUNNING, AgentConfig
-from holdfast.host.wire.place import locked_place
+from holdfast.host.wire.config import AgentConfig
+from holdfast.local_agent.detached_process import ALREADY_RUNNING
+from holdfast.local_agent.place import SOCKET, locked_place
 from holdfast.observe.events.schema import AgentLeft, AgentStarted
 from holdfast.store.file_system import LOCAL, FileSystem
 from holdfast.store.location import RunLocation

@@ -25,8 +25,8 @@ from holdfast.host.metrics_source import MetricsSource
 from holdfast.host.tiers.directory_watch import LEAVE_SECS
 from holdfast.host.tiers.opening_listing import listing_message
 from holdfast.host.wire import protocol
-from holdfast.host.wire.calls import BODY_SECS, Handler, serve_calls
-from holdfast.host.wire.socket_server import SocketServer
+from holdfast.local_agent.calls import BODY_SECS, Handler, serve_calls
+from holdfast.local_agent.socket_server import SocketServer
 from holdfast.observe.events.schema import SaveRequested
 from holdfast.observe.metrics.measures import RecentSteps
 from holdfast.observe.metrics.metric_families import AgentMetrics

@@ -41,9 +41,9 @@ from holdfast.host.trainers.pending_start import (
 )
 from holdfast.host.trainers.refusals import FORGOTTEN_JOB, is_like_one_job, refusal_error
 from holdfast.host.wire import control_block, protocol
-from holdfast.host.wire.agent_directory import RAM_VARIABLE
 from holdfast.host.wire.group_record import GroupRecord, TrainerProcess, process_start
 from holdfast.host.wire.protocol import Notice
+from holdfast.local_agent.place import RAM_VARIABLE
 from holdfast.observe.events.schema import (
     AttemptBranched,
     AttemptFenced,

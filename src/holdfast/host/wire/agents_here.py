@@ -15,9 +15,10 @@ import msgspec
 from holdfast.engine.reading.run import ReadableRun
 from holdfast.errors import AgentUnavailableError, HoldfastError
 from holdfast.host.wire import protocol
-from holdfast.host.wire.agent_directory import SOCKET, host_name, roots
-from holdfast.host.wire.client import AgentClient, AgentGoneError, AgentSilentError
-from holdfast.host.wire.launch import find_live_agent, is_locked
+from holdfast.host.wire.client import AgentClient
+from holdfast.host.wire.launch import find_live_agent
+from holdfast.local_agent.client import AgentGoneError, AgentSilentError
+from holdfast.local_agent.place import SOCKET, host_name, is_locked, roots
 
 ASK_SECS = 10.0
 """How long to wait for an agent's answer."""

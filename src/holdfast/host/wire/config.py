@@ -9,8 +9,6 @@ import msgspec
 from holdfast.peers.config import PeerConfig
 
 LINGER_SECS = 600.0
-ALREADY_RUNNING = 17
-"""The exit code of an agent whose folder another agent has locked."""
 
 
 class AgentConfig(msgspec.Struct, frozen=True, kw_only=True):

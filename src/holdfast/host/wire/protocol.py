@@ -412,13 +412,6 @@ class Empty(msgspec.Struct, frozen=True, kw_only=True):
     """A message without content."""
 
 
-class ErrorAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """An error, by the name of its class."""
-
-    error: str
-    message: str
-
-
 class TrainerStatus(msgspec.Struct, frozen=True, kw_only=True):
     """One attached trainer."""
 

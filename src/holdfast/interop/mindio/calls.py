@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
+import xxhash
 
 from holdfast.clock import Clock, SystemClock
 from holdfast.errors import (
@@ -33,7 +34,6 @@ from holdfast.errors import (
     StorageError,
     translated,
 )
-from holdfast.format.digests import RunningDigest, digest
 from holdfast.interop.mindio.file_agent import protocol
 from holdfast.interop.mindio.file_agent.client import FileAgent
 from holdfast.interop.mindio.file_agent.file_at_path import (
@@ -414,7 +414,7 @@ class _RamWriter:
     def __init__(self, session: _Session) -> None:
         self.is_sealed = False
         self._session = session
-        self._running = RunningDigest()
+        self._running = xxhash.xxh3_128()
         self._size_bytes = 0
         self._reserved = self._reserve(FIRST_SIZE_BYTES, None)
         self._path = data_path(session.agent.folder, self._reserved.name)
@@ -510,11 +510,12 @@ def _is_good(session: _Session, fd: int, data: Path, found: protocol.FoundFile, 
         # Its memory was recycled meanwhile.
         return False
     size_bytes = os.fstat(fd).st_size
+    running = xxhash.xxh3_128()
     if size_bytes:
         with mmap.mmap(fd, size_bytes, prot=mmap.PROT_READ) as pages, memoryview(pages) as view:
-            actual = digest(view)
-    else:
-        actual = digest(b"")
+            # This call releases the GIL, which `xxh3_128_hexdigest` does not.
+            running.update(view)
+    actual = running.hexdigest()
     if actual == found.digest:
         return True
     text = f"load {place}: expected digest {found.digest} in RAM, found {actual}"

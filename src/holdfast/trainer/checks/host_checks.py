@@ -11,7 +11,7 @@ from importlib import metadata
 from pathlib import Path
 
 from holdfast.errors import HoldfastError
-from holdfast.host.wire.agent_directory import RAM_VARIABLE, host_name, make_root, roots
+from holdfast.local_agent.place import RAM_VARIABLE, host_name, make_root, roots
 from holdfast.peers.config import LOOPBACK, listen
 from holdfast.quantities import size_text
 from holdfast.store.memory_limit import memory_left_bytes

@@ -3,9 +3,10 @@
 Invariant: an accepted checkpoint stays in `Progress` until the agent reports that it is durable or
 has failed. Each checkpoint that has not ended is reported again to a new agent.
 
-An agent that stops answering is treated as ended (`host.wire.client` defines when). If its process
-is still alive, for example suspended by a signal, no other agent can replace it: calls raise at
-once, until it continues, and the watcher retries every `RETRY_SECS` while the manager is open.
+An agent that stops answering is treated as ended (`local_agent.client` defines when). If its
+process is still alive, for example suspended by a signal, no other agent can replace it: calls
+raise at once, until it continues, and the watcher retries every `RETRY_SECS` while the manager is
+open.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from holdfast.host.tiers.opening_listing import listing_in
 from holdfast.host.tiers.ram_place import kept_text, whole_in
 from holdfast.host.wire import protocol
 from holdfast.host.wire.agent_directory import WORDS
-from holdfast.host.wire.client import AgentClient, AgentGoneError, AgentSilentError
+from holdfast.host.wire.client import AgentClient
 from holdfast.host.wire.config import AgentConfig
 from holdfast.host.wire.control_block import (
     ControlBlock,

@@ -29,7 +29,7 @@ from holdfast.errors import HoldfastError, RunBusyError
 from holdfast.format.names import CheckpointId, age_of
 from holdfast.format.records import RunRecord
 from holdfast.host.tiers.ram_place import RamPlace, note_place, noted_place, place_of, steps_text
-from holdfast.host.wire.agent_directory import host_name
+from holdfast.local_agent.place import host_name
 from holdfast.store.durable import DurableStore
 from holdfast.store.location import open_durable
 from holdfast.store.ram import RamStore

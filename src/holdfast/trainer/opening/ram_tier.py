@@ -20,8 +20,9 @@ from holdfast.errors import AgentUnavailableError, HoldfastError
 from holdfast.format.names import CheckpointId
 from holdfast.host.tiers.ram_attempts import foreign_attempts
 from holdfast.host.tiers.ram_place import noted_place
-from holdfast.host.wire.agent_directory import agent_folders, host_name, ram_folder
+from holdfast.host.wire.agent_directory import agent_folders, ram_folder
 from holdfast.host.wire.launch import find_agent
+from holdfast.local_agent.place import host_name
 from holdfast.store.durable import DurableStore
 from holdfast.store.location import open_durable
 from holdfast.store.ram import RamStore

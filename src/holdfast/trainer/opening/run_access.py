@@ -23,7 +23,7 @@ from holdfast.errors import (
 from holdfast.format.names import CHECKPOINTS
 from holdfast.format.part_layout import REMOTE
 from holdfast.format.records import RunRecord
-from holdfast.host.wire.agent_directory import host_name
+from holdfast.local_agent.place import host_name
 from holdfast.observe.events.reader import EventReader
 from holdfast.store.durable import DurableStore
 from holdfast.store.location import RunLocation, open_durable

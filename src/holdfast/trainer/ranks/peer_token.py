@@ -13,8 +13,8 @@ import os
 
 from holdfast.clock import Clock
 from holdfast.errors import AgentUnavailableError
-from holdfast.host.wire.agent_directory import host_name
 from holdfast.host.wire.launch import find_agent
+from holdfast.local_agent.place import host_name
 from holdfast.peers.config import make_token, read_token, replace_token
 from holdfast.store.location import RunLocation
 from holdfast.trainer.ranks.rendezvous import Rendezvous

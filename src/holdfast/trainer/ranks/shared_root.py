@@ -17,7 +17,7 @@ from holdfast.clock import Clock
 from holdfast.engine.lifecycle.run import read_run
 from holdfast.errors import HoldfastError, NewerFormatError, NotARunError, error_named
 from holdfast.format.names import RUN_FILE
-from holdfast.host.wire.agent_directory import host_name
+from holdfast.local_agent.place import host_name
 from holdfast.store.durable import DurableStore
 from holdfast.store.location import RunLocation
 from holdfast.trainer.ranks.rendezvous import plain_text

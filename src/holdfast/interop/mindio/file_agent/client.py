@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import subprocess
 import threading
 from pathlib import Path
 from typing import TypeVar
@@ -12,21 +11,22 @@ import msgspec
 
 from holdfast.clock import Clock
 from holdfast.errors import AgentUnavailableError, translated
-from holdfast.host.wire.agent_directory import host_name, make_private, make_root, roots, safe_name
-from holdfast.host.wire.client import AgentClient, AgentGoneError, AgentSilentError
-from holdfast.host.wire.config import ALREADY_RUNNING
-from holdfast.host.wire.launch import is_locked, last_line, reap, spawn
-from holdfast.interop.mindio.file_agent.protocol import FileAgentConfig, FileAgentStatus, FilesAsked
+from holdfast.interop.mindio.file_agent.protocol import LOG, FileAgentConfig
 from holdfast.interop.mindio.file_agent.ram_files import RECORDS
+from holdfast.local_agent.client import AgentGoneError, AgentSilentError, LocalAgentClient
+from holdfast.local_agent.launch import ENDED_COUNT_MAX, AgentStart, await_agent, spawn
+from holdfast.local_agent.place import (
+    host_name,
+    make_private,
+    make_root,
+    roots,
+    safe_name,
+)
 
 FILES = "files"
-START_SECS = 60.0
-STARTS_MAX = 5
-"""How many agents in a row may end before they answer."""
 CALL_SECS = 10.0
 SILENT_SECS = 30.0
 """How long an agent that did not answer is not asked again."""
-POLL_SECS = 0.01
 
 Answer = TypeVar("Answer", bound=msgspec.Struct)
 
@@ -46,7 +46,7 @@ class FileAgent:
         self.folder = file_agent_folder()
         self._clock = clock
         self._lock = threading.Lock()
-        self._client = AgentClient(self.folder, CALL_SECS)
+        self._client = LocalAgentClient(self.folder, CALL_SECS)
         self._silent: tuple[float, str] = (0.0, "")
 
     def call_agent(self, name: str, message: msgspec.Struct, kind: type[Answer]) -> Answer:
@@ -60,20 +60,22 @@ class FileAgent:
             until, reason = self._silent
             if self._clock.monotonic() < until:
                 raise AgentUnavailableError(f"{name}: {reason}")
-            for _ in range(STARTS_MAX):
+            for _ in range(ENDED_COUNT_MAX):
                 try:
                     return self._client.call(name, message, kind)
                 except AgentSilentError as error:
                     self._silent = (self._clock.monotonic() + SILENT_SECS, str(error))
                     raise AgentUnavailableError(f"{name}: {error}") from error
                 except AgentGoneError:
-                    self._ensure()
+                    start = AgentStart(self.folder, None, None)
+                    log = self.folder / LOG
+                    await_agent("the file agent", start, self._start, log, self._clock)
                 except msgspec.DecodeError as error:
                     raise AgentUnavailableError(
                         f"{name}: the file agent in {self.folder} has another version of Holdfast: "
                         f"{error}"
                     ) from error
-        raise AgentUnavailableError(f"{name}: {STARTS_MAX} file agents ended under the call")
+        raise AgentUnavailableError(f"{name}: {ENDED_COUNT_MAX} file agents ended under the call")
 
     def holds_something(self) -> bool:
         """Return whether RAM may hold files, those of an agent that was killed too."""
@@ -86,41 +88,15 @@ class FileAgent:
         with self._lock:
             self._client.close()
 
-    def _ensure(self) -> None:
-        """Start the agent, and wait until it answers."""
-        deadline = self._clock.monotonic() + START_SECS
-        process: subprocess.Popen[bytes] | None = None
-        ended_count = 0
-        while ended_count < STARTS_MAX and self._clock.monotonic() < deadline:
-            try:
-                self._client.call("status", FilesAsked(), FileAgentStatus)
-            except AgentSilentError as error:
-                reap(process)
-                raise AgentUnavailableError(f"use the file agent: {error}") from error
-            except AgentGoneError:
-                self._clock.sleep(POLL_SECS)
-            else:
-                reap(process)
-                return
-            code = process.poll() if process is not None else ALREADY_RUNNING
-            if code is None or (code != ALREADY_RUNNING and is_locked(self.folder)):
-                # It is starting.
-                continue
-            ended_count += code != ALREADY_RUNNING
-            process = self._start()
-        reap(process)
-        raise AgentUnavailableError(
-            f"start the file agent in {self.folder}: it does not answer: {last_line(self.folder)}"
-        )
-
-    def _start(self) -> subprocess.Popen[bytes] | None:
+    def _start(self) -> AgentStart:
         config = msgspec.json.encode(FileAgentConfig(folder=str(self.folder))).decode()
         with translated("start the file agent in", self.folder):
             make_root(self.folder.parent.parent)
             make_private(self.folder.parent)
             make_private(self.folder)
             try:
-                return spawn(self.folder, "holdfast.interop.mindio.file_agent", config)
+                process = spawn(self.folder, "holdfast.interop.mindio.file_agent", config)
             except FileNotFoundError:
                 # An agent that leaves has removed the folder.
-                return None
+                process = None
+        return AgentStart(self.folder, None, process)

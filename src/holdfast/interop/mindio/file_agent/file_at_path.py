@@ -20,14 +20,16 @@ import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import xxhash
+
 from holdfast.clock import Clock
 from holdfast.errors import InvalidArgumentError, StorageError
-from holdfast.format.digests import BLOCK_SIZE_BYTES, RunningDigest
 from holdfast.interop.mindio.file_agent.protocol import FileTarget, WrittenFile
 
 SUFFIX = ".unfinished"
 NAME_LENGTH_MAX = 180
 TIME_LENGTH = 16
+PIECE_SIZE_BYTES = 8 * 1024 * 1024
 LOCK_SECS = 30.0
 """How long to wait for another save to the folder, which keeps the lock for moments."""
 POLL_SECS = 0.002
@@ -284,9 +286,9 @@ def written_file(path: Path, state: os.stat_result) -> WrittenFile:
 
 
 def copy_bytes(source: int, to: int, progress: Callable[[int], None] = lambda count: None) -> str:
-    """Copy all bytes from one descriptor to another; return their digest."""
-    buffer = memoryview(bytearray(BLOCK_SIZE_BYTES))
-    running = RunningDigest()
+    """Copy all bytes from one descriptor to another; return their digest, XXH3 of 128 bits."""
+    buffer = memoryview(bytearray(PIECE_SIZE_BYTES))
+    running = xxhash.xxh3_128()
     offset = 0
     while count := os.preadv(source, [buffer], offset):
         running.update(buffer[:count])

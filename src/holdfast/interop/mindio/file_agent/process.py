@@ -12,16 +12,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 from holdfast.clock import SystemClock
-from holdfast.format.json_codec import decode
-from holdfast.host.wire.agent_directory import SOCKET
-from holdfast.host.wire.calls import serve_calls
-from holdfast.host.wire.config import ALREADY_RUNNING
-from holdfast.host.wire.place import locked_place
-from holdfast.interop.mindio.file_agent.protocol import FileAgentConfig
+from holdfast.interop.mindio.file_agent.protocol import LOG, FileAgentConfig
 from holdfast.interop.mindio.file_agent.service import FileService
+from holdfast.local_agent.calls import serve_calls
+from holdfast.local_agent.detached_process import ALREADY_RUNNING
+from holdfast.local_agent.messages import decode
+from holdfast.local_agent.place import SOCKET, locked_place
 
 NICENESS = 10
-LOG = "log"
 LOG_SIZE_BYTES = 1024 * 1024
 TICK_SECS = 0.5
 LAST_WRITES_SECS = 60.0

@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import msgspec
 
+LOG = "log"
+"""The agent's log, in its folder."""
+
 
 class FileAgentConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The agent's own folder, on its command line."""

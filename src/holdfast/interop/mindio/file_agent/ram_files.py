@@ -25,7 +25,6 @@ import msgspec
 
 from holdfast.clock import Clock
 from holdfast.errors import InvalidArgumentError, ObjectNotFoundError, OutOfSpaceError
-from holdfast.format.json_codec import decode
 from holdfast.interop.mindio.file_agent.file_at_path import file_at
 from holdfast.interop.mindio.file_agent.protocol import (
     FileTarget,
@@ -35,8 +34,8 @@ from holdfast.interop.mindio.file_agent.protocol import (
     Seal,
     WrittenFile,
 )
-from holdfast.store.file_lock import is_file_locked
-from holdfast.store.memory_limit import memory_left_bytes
+from holdfast.local_agent.messages import decode
+from holdfast.local_agent.place import is_file_locked, memory_left_bytes
 
 DATA = "data"
 RECORDS = "records"

@@ -21,8 +21,6 @@ import msgspec
 
 from holdfast.clock import Clock
 from holdfast.errors import HoldfastError, InvalidArgumentError, OutOfSpaceError, translated
-from holdfast.format.json_codec import decode
-from holdfast.host.wire.calls import Handler
 from holdfast.interop.mindio.file_agent import protocol
 from holdfast.interop.mindio.file_agent.file_at_path import (
     FileLostError,
@@ -33,6 +31,8 @@ from holdfast.interop.mindio.file_agent.file_at_path import (
     written_file,
 )
 from holdfast.interop.mindio.file_agent.ram_files import RamFile, RamFiles, data_path, is_current
+from holdfast.local_agent.calls import Handler
+from holdfast.local_agent.messages import decode
 
 SETTINGS = "settings"
 GIBI = 1024**3

@@ -8,9 +8,8 @@ from typing import Any, TypeVar
 import msgspec
 
 from holdfast.errors import HoldfastError, InvalidArgumentError
-from holdfast.format.json_codec import decode
-from holdfast.host.wire import protocol
-from holdfast.host.wire.socket_server import SocketServer
+from holdfast.local_agent.messages import ErrorAnswer, decode
+from holdfast.local_agent.socket_server import SocketServer
 
 BODY_SECS = 30.0
 
@@ -57,4 +56,4 @@ def decoded(name: str, body: bytes, kind: type[T]) -> T:
 
 
 def _refusal(error: str, message: str) -> bytes:
-    return msgspec.json.encode(protocol.ErrorAnswer(error=error, message=message))
+    return msgspec.json.encode(ErrorAnswer(error=error, message=message))

@@ -10,6 +10,8 @@ import os
 import sys
 from collections.abc import Callable
 
+ALREADY_RUNNING = 17
+"""The exit code of an agent whose folder another agent has locked."""
 Main = Callable[[str, Callable[[int], None]], int]
 """Takes the configuration and `on_placed`; returns the exit code."""
 

@@ -16,8 +16,7 @@ import socket
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from holdfast.host.wire.agent_directory import SOCKET, peer, socket_address
-from holdfast.host.wire.http_format import (
+from holdfast.local_agent.http_format import (
     HEAD_END,
     HEAD_SIZE_MAX_BYTES,
     HttpFormatError,
@@ -25,6 +24,7 @@ from holdfast.host.wire.http_format import (
     answer,
     parse_request,
 )
+from holdfast.local_agent.place import SOCKET, peer, socket_address
 
 BACKLOG = 128
 DRAIN_SIZE_BYTES = 64 * 1024
