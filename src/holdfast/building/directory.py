@@ -96,13 +96,13 @@ def _files(directory: Path) -> tuple[list[str], list[str]]:
         for folder, folders, files in os.walk(directory)
         for name in [*files, *(n for n in folders if os.path.islink(os.path.join(folder, n)))]
     )
-    made = {RUN_FILE, *attempt_keys(SAVED.attempt.number), manifest_key(SAVED)}
+    saved = {RUN_FILE, *attempt_keys(SAVED.attempt.number), manifest_key(SAVED)}
     # A save that crashed may have left an image without its record.
     names = {Path(key).stem.removeprefix("image-").removeprefix("part-") for key in keys}
     for part in filter(None, (parse_part_name(f"part-{name}.json") for name in names)):
-        made |= {part_key(SAVED, *part), image_key(SAVED, *part)}
+        saved |= {part_key(SAVED, *part), image_key(SAVED, *part)}
     unfinished = {key for key in keys if re.fullmatch(rf"(.*/)?\..+{re.escape(UNFINISHED)}", key)}
-    own = made | unfinished
+    own = saved | unfinished
     return [key for key in keys if key in own], [key for key in keys if key not in own]
 
 
@@ -114,12 +114,14 @@ def is_saved_one(directory: Path, clock: Clock) -> bool:
     store = DiskStore(directory, clock)
     try:
         read_run_record(store, str(directory))
-        found = attempt_numbers(store), [*list_checkpoints(store)]
+        content = attempt_numbers(store), [*list_checkpoints(store)]
     except HoldfastError:
         return False
     is_trained = any(os.path.lexists(directory / name) for name in (EVENTS, LEASES))
     return (
-        found == ([SAVED.attempt.number], [SAVED]) and not is_trained and not directory.is_symlink()
+        content == ([SAVED.attempt.number], [SAVED])
+        and not is_trained
+        and not directory.is_symlink()
     )
 
 
@@ -136,13 +138,13 @@ def locked_directory(directory: Path, clock: Clock) -> Iterator[Path]:
         except OSError:
             # Without locks on this file system, no save removes leftovers.
             break
-    made = os.stat(building)
+    state = os.stat(building)
     try:
         yield building
     finally:
         with contextlib.suppress(OSError):
             # After an exchange the old directory is there.
-            if os.path.samestat(os.stat(building), made):
+            if os.path.samestat(os.stat(building), state):
                 shutil.rmtree(building)
         for fd in fds:
             os.close(fd)
@@ -170,10 +172,10 @@ def remove_leftovers(directory: Path) -> None:
 
 def _remove_saved(directory: Path) -> None:
     """Remove what a save made in `directory`; warn if it stays, because it has other files."""
-    made, foreign = _files(directory)
+    saved, foreign = _files(directory)
     if not foreign:
         with contextlib.suppress(OSError):
-            for key in made:
+            for key in saved:
                 (directory / key).unlink(missing_ok=True)
         for folder, _, _ in os.walk(directory, topdown=False):
             # Race: another process may put a file there until this moment; it is kept.

@@ -95,15 +95,15 @@ class RamFiles:
 
     def sealed_files(self) -> list[RamFile]:
         """Return the sealed files, the oldest first."""
-        return sorted(self._sealed.values(), key=lambda one: one.number)
+        return sorted(self._sealed.values(), key=lambda file: file.number)
 
     def pending_files(self) -> list[RamFile]:
         """Return the files that are not at all of their paths, the oldest first."""
-        return [one for one in self.sealed_files() if one.pending]
+        return [file for file in self.sealed_files() if file.pending]
 
-    def is_newest(self, one: RamFile, path: str) -> bool:
+    def is_newest(self, file: RamFile, path: str) -> bool:
         """Return whether no later file is for `path`."""
-        return self._newest.get(path) is one
+        return self._newest.get(path) is file
 
     def adopt_files(self) -> None:
         """Take over what an earlier agent had."""
@@ -111,23 +111,23 @@ class RamFiles:
             self._sizes[path.name] = path.stat().st_size
         for path in (self.folder / RECORDS).iterdir():
             try:
-                found = decode(path.read_bytes(), RamFileRecord)
+                record = decode(path.read_bytes(), RamFileRecord)
             except (msgspec.DecodeError, UnicodeDecodeError):
-                found = None
-            if found is None or self._sizes.get(found.name, -1) < found.size_bytes:
+                record = None
+            if record is None or self._sizes.get(record.name, -1) < record.size_bytes:
                 path.unlink()
                 continue
-            self._sealed[found.name] = RamFile(
-                number=found.number,
-                name=found.name,
-                size_bytes=found.size_bytes,
-                digest=found.digest,
-                pending={target.path: target for target in found.pending},
-                written={one.path: one for one in found.written},
+            self._sealed[record.name] = RamFile(
+                number=record.number,
+                name=record.name,
+                size_bytes=record.size_bytes,
+                digest=record.digest,
+                pending={target.path: target for target in record.pending},
+                written={copy.path: copy for copy in record.written},
             )
-        for one in self.sealed_files():
-            self._newest |= dict.fromkeys(one.written, one)
-        for awaited in {path for one in self._sealed.values() for path in one.pending}:
+        for file in self.sealed_files():
+            self._newest |= dict.fromkeys(file.written, file)
+        for awaited in {path for file in self._sealed.values() for path in file.pending}:
             self._find_newest(awaited)
         now = self._clock.monotonic()
         self._unsealed = {name: now for name in self._sizes if name not in self._sealed}
@@ -193,9 +193,9 @@ class RamFiles:
             ObjectNotFoundError: there is no such file.
             InvalidArgumentError: it has another size.
         """
-        known = self._sealed.get(message.name)
-        if known is not None:
-            return known
+        sealed = self._sealed.get(message.name)
+        if sealed is not None:
+            return sealed
         if message.name not in self._unsealed:
             raise ObjectNotFoundError(f"seal file {message.name} in RAM: there is none; save again")
         size_bytes = self._data(message.name).stat().st_size
@@ -204,7 +204,7 @@ class RamFiles:
                 f"seal file {message.name} in RAM: expected {message.size_bytes} bytes, found "
                 f"{size_bytes}"
             )
-        one = RamFile(
+        file = RamFile(
             number=1 + max((other.number for other in self._sealed.values()), default=0),
             name=message.name,
             size_bytes=message.size_bytes,
@@ -212,50 +212,50 @@ class RamFiles:
             pending={target.path: target for target in message.targets},
             used=self._clock.monotonic(),
         )
-        self._put_record(one)
-        del self._unsealed[one.name]
-        self._sizes[one.name] = size_bytes
-        self._sealed[one.name] = one
-        for path in one.pending:
+        self._put_record(file)
+        del self._unsealed[file.name]
+        self._sizes[file.name] = size_bytes
+        self._sealed[file.name] = file
+        for path in file.pending:
             older = self._newest.get(path)
             if older is not None and older.written.pop(path, None) is not None:
                 self._put_record(older)
             self._find_newest(path)
-        return one
+        return file
 
     def add_read(self, name: str, size_bytes: int, digest: str, written: WrittenFile) -> None:
         """Take a file that was read from its path."""
         target = FileTarget(path=written.path, marker="")
-        one = self.seal_file(
+        file = self.seal_file(
             Seal(name=name, size_bytes=size_bytes, digest=digest, targets=[target])
         )
-        self.mark_written(one, written)
+        self.mark_written(file, written)
 
-    def mark_written(self, one: RamFile, written: WrittenFile) -> None:
+    def mark_written(self, file: RamFile, written: WrittenFile) -> None:
         """Note that a file is at one of its paths, instead of earlier ones."""
-        target = one.pending.pop(written.path, None)
-        if self.is_newest(one, written.path):
-            one.written[written.path] = written
-        one.error = ""
-        self._put_record(one)
+        target = file.pending.pop(written.path, None)
+        if self.is_newest(file, written.path):
+            file.written[written.path] = written
+        file.error = ""
+        self._put_record(file)
         if target is not None:
             self._cancel_earlier(target)
 
-    def mark_replaced(self, one: RamFile, path: str) -> None:
+    def mark_replaced(self, file: RamFile, path: str) -> None:
         """Note that a later file than this one is at one of its paths."""
-        target = one.pending[path]
-        self._cancel(one, path)
+        target = file.pending[path]
+        self._cancel(file, path)
         self._cancel_earlier(target)
         self._find_newest(path)
 
-    def drop_target(self, one: RamFile, path: str) -> None:
+    def drop_target(self, file: RamFile, path: str) -> None:
         """Give up writing a file to one of its paths; an earlier one is written there instead."""
-        self._cancel(one, path)
+        self._cancel(file, path)
         self._find_newest(path)
 
     def waiting_for(self, path: str) -> list[RamFile]:
         """Return the files that are to be written to a path."""
-        return [one for one in self._sealed.values() if path in one.pending]
+        return [file for file in self._sealed.values() if path in file.pending]
 
     def forget_outdated(
         self, path: str, outdated: WrittenFile | FileTarget, *, is_replaced: bool
@@ -263,70 +263,70 @@ class RamFiles:
         """Forget a file that `is_current` found to be none, unless a save has come meanwhile."""
         if self.held_at(path) != outdated:
             return
-        one = self._newest[path]
-        if is_replaced and path in one.pending:
-            self.mark_replaced(one, path)
+        file = self._newest[path]
+        if is_replaced and path in file.pending:
+            self.mark_replaced(file, path)
         else:
-            self.drop_target(one, path)
+            self.drop_target(file, path)
 
     def held_at(self, path: str) -> WrittenFile | FileTarget | None:
         """Return by which RAM has a file for a path: `is_current` checks whether it still has."""
-        one = self._newest.get(path)
-        return None if one is None else one.pending.get(path) or one.written[path]
+        file = self._newest.get(path)
+        return None if file is None else file.pending.get(path) or file.written[path]
 
     def find_file(self, path: str) -> FoundFile:
         """Return what RAM has of a path."""
-        one = self._newest.get(path)
-        if one is None:
+        file = self._newest.get(path)
+        if file is None:
             return FoundFile()
-        one.used = self._clock.monotonic()
-        target = one.pending.get(path)
+        file.used = self._clock.monotonic()
+        target = file.pending.get(path)
         return FoundFile(
-            name=one.name,
-            size_bytes=one.size_bytes,
-            digest=one.digest,
+            name=file.name,
+            size_bytes=file.size_bytes,
+            digest=file.digest,
             is_pending=target is not None,
         )
 
     def remove_file(self, name: str) -> None:
         """Free a file's memory; one that is the newest for a path that it does not have stays."""
-        one = self._sealed.get(name)
-        if name in self._sizes and not (one is not None and self._is_needed(one)):
+        file = self._sealed.get(name)
+        if name in self._sizes and not (file is not None and self._is_needed(file)):
             self._forget(name)
             self._data(name).unlink(missing_ok=True)
             del self._sizes[name]
 
-    def _is_needed(self, one: RamFile) -> bool:
-        return any(self.is_newest(one, path) for path in one.pending)
+    def _is_needed(self, file: RamFile) -> bool:
+        return any(self.is_newest(file, path) for path in file.pending)
 
     def _find_newest(self, path: str) -> None:
         """Note which file is the newest one for a path: of the pending ones the latest."""
         waiting = self.waiting_for(path)
         if waiting:
-            self._newest[path] = max(waiting, key=lambda one: one.pending[path].marker)
+            self._newest[path] = max(waiting, key=lambda file: file.pending[path].marker)
         elif path in self._newest and path not in self._newest[path].written:
             del self._newest[path]
 
     def _cancel_earlier(self, target: FileTarget) -> None:
-        for one in self.waiting_for(target.path):
-            if one.pending[target.path].marker < target.marker:
-                self._cancel(one, target.path)
+        for file in self.waiting_for(target.path):
+            if file.pending[target.path].marker < target.marker:
+                self._cancel(file, target.path)
 
-    def _cancel(self, one: RamFile, path: str) -> None:
+    def _cancel(self, file: RamFile, path: str) -> None:
         """Forget one of a file's paths, and remove the marker there."""
-        _remove_marker(one.pending.pop(path, None))
-        one.written.pop(path, None)
-        self._put_record(one)
+        _remove_marker(file.pending.pop(path, None))
+        file.written.pop(path, None)
+        self._put_record(file)
 
     def _forget(self, name: str) -> None:
         self._record(name).unlink(missing_ok=True)
         self._unsealed.pop(name, None)
-        one = self._sealed.pop(name, None)
-        if one is not None:
-            self._newest = {path: of for path, of in self._newest.items() if of is not one}
-            for target in one.pending.values():
+        file = self._sealed.pop(name, None)
+        if file is not None:
+            self._newest = {path: of for path, of in self._newest.items() if of is not file}
+            for target in file.pending.values():
                 _remove_marker(target)
-            one.pending.clear()
+            file.pending.clear()
 
     def _has_room(self, size_bytes: int) -> bool:
         return size_bytes <= self._room()[0]
@@ -352,7 +352,7 @@ class RamFiles:
         while not self._has_room(size_bytes):
             oldest = self._oldest()
             if oldest is None:
-                waiting = sum(one.size_bytes for one in self.pending_files())
+                waiting = sum(file.size_bytes for file in self.pending_files())
                 raise OutOfSpaceError(
                     f"reserve {size_bytes} bytes of RAM in {self.folder}, where {waiting} are not "
                     f"written yet: {self._room()[1]}"
@@ -365,22 +365,22 @@ class RamFiles:
     def _recyclable(self, *, superseded_only: bool = False) -> Iterator[str]:
         """Yield the files that may be removed, those without a path first, then the least used."""
         now = self._clock.monotonic()
-        free = [one for one in self._sealed.values() if not one.pending]
-        names = [one.name for one in free if not one.written]
+        free = [file for file in self._sealed.values() if not file.pending]
+        names = [file.name for file in free if not file.written]
         if not superseded_only:
             names += [n for n, since in self._unsealed.items() if now - since > LOCK_SECS]
-            kept = sorted((one for one in free if one.written), key=lambda one: one.used)
-            names += [one.name for one in kept]
-            waiting = (one for one in self.pending_files() if not self._is_needed(one))
-            names += [one.name for one in waiting]
+            kept = sorted((file for file in free if file.written), key=lambda file: file.used)
+            names += [file.name for file in kept]
+            waiting = (file for file in self.pending_files() if not self._is_needed(file))
+            names += [file.name for file in waiting]
         yield from (name for name in names if not is_in_use(self._data(name)))
 
-    def _put_record(self, one: RamFile) -> None:
+    def _put_record(self, file: RamFile) -> None:
         """Store a record; a file that was removed meanwhile has none."""
-        path = self._record(one.name)
-        if one.name in self._sealed or one.name in self._unsealed:
-            unfinished = self.folder / f"record-{one.name}"
-            unfinished.write_bytes(msgspec.json.encode(one.as_record()))
+        path = self._record(file.name)
+        if file.name in self._sealed or file.name in self._unsealed:
+            unfinished = self.folder / f"record-{file.name}"
+            unfinished.write_bytes(msgspec.json.encode(file.as_record()))
             unfinished.rename(path)
 
     def _data(self, name: str) -> Path:

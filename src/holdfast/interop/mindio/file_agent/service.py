@@ -97,8 +97,8 @@ class FileService:
         with contextlib.suppress(FileNotFoundError, msgspec.DecodeError):
             self._apply(decode(self._settings.read_bytes(), protocol.Configure))
         self.files.adopt_files()
-        for one in self.files.pending_files():
-            log.info("adopted file %s for %s", one.name, ", ".join(one.pending))
+        for file in self.files.pending_files():
+            log.info("adopted file %s for %s", file.name, ", ".join(file.pending))
         self._start_writes()
 
     async def configure(self, message: protocol.Configure, pid: int) -> protocol.Done:
@@ -148,7 +148,7 @@ class FileService:
     async def seal_file(self, message: protocol.Seal, pid: int) -> protocol.Done:
         """Take a file, and begin to write it; it survives its trainer from here on."""
         self._note_use()
-        if not message.targets or not all(os.path.isabs(one.path) for one in message.targets):
+        if not message.targets or not all(os.path.isabs(file.path) for file in message.targets):
             raise InvalidArgumentError(f"seal file {message.name}: expected absolute paths")
         with translated("seal in RAM in", self.files.folder):
             self.files.seal_file(message)
@@ -185,9 +185,9 @@ class FileService:
         return protocol.WriteState(
             pending=[
                 protocol.PendingFile(
-                    name=one.name, paths=[*one.pending], attempts=one.attempts, error=one.error
+                    name=file.name, paths=[*file.pending], attempts=file.attempts, error=file.error
                 )
-                for one in self.files.pending_files()
+                for file in self.files.pending_files()
             ],
             lost=[*self._lost],
             written_bytes=self._written_bytes,
@@ -249,51 +249,51 @@ class FileService:
 
     def _start_writes(self) -> None:
         now = self._clock.monotonic()
-        for one in self.files.pending_files():
-            for path, target in one.pending.items():
+        for file in self.files.pending_files():
+            for path, target in file.pending.items():
                 if len(self._writing) >= self._thread_count:
                     return
                 is_due = self._retry_at.get(path, now) <= now
-                if is_due and path not in self._writing and self.files.is_newest(one, path):
+                if is_due and path not in self._writing and self.files.is_newest(file, path):
                     self._writing.add(path)
-                    self._begin(self._write(one, target))
+                    self._begin(self._write(file, target))
 
-    async def _write(self, one: RamFile, target: protocol.FileTarget) -> None:
-        data = data_path(self.files.folder, one.name)
+    async def _write(self, file: RamFile, target: protocol.FileTarget) -> None:
+        data = data_path(self.files.folder, file.name)
         try:
             written = await self._in_thread(
-                write_file, data, one.digest, target, self._count, self._clock
+                write_file, data, file.digest, target, self._count, self._clock
             )
         except (OSError, HoldfastError) as error:
-            self._failed(one, target, error)
+            self._failed(file, target, error)
         else:
             self._retry_at.pop(target.path, None)
-            if target.path in one.pending:
-                self.files.mark_written(one, written)
+            if target.path in file.pending:
+                self.files.mark_written(file, written)
         finally:
             self._writing.discard(target.path)
             self._start_writes()
 
-    def _failed(self, one: RamFile, target: protocol.FileTarget, error: Exception) -> None:
+    def _failed(self, file: RamFile, target: protocol.FileTarget, error: Exception) -> None:
         path = target.path
-        if path not in one.pending:
+        if path not in file.pending:
             # A later save for the path has cancelled this one.
             return
         if isinstance(error, FileReplacedError):
-            self.files.mark_replaced(one, path)
+            self.files.mark_replaced(file, path)
             return
         if isinstance(error, FileLostError):
             log.error("%s", error)
             lost = protocol.PendingFile(
-                name=one.name, paths=[path], attempts=one.attempts + 1, error=str(error)
+                name=file.name, paths=[path], attempts=file.attempts + 1, error=str(error)
             )
             self._lost.append(lost)
-            self.files.drop_target(one, path)
+            self.files.drop_target(file, path)
             return
         # Earlier ones wait for the newest one.
         for each in self.files.waiting_for(path):
             each.attempts, each.error = each.attempts + 1, f"{path}: {error}"
-        secs = RETRY_SECS[min(one.attempts, len(RETRY_SECS)) - 1]
+        secs = RETRY_SECS[min(file.attempts, len(RETRY_SECS)) - 1]
         log.warning("write %s: %s; it stays in RAM, next attempt in %g s", path, error, secs)
         self._retry_at[path] = self._clock.monotonic() + secs
         asyncio.get_running_loop().call_later(secs, self._start_writes)
