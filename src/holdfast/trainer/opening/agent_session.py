@@ -55,6 +55,7 @@ from holdfast.host.wire.control_block import (
     wait_cells,
 )
 from holdfast.host.wire.launch import ensure_agent
+from holdfast.local_agent.client import AgentGoneError, AgentSilentError
 from holdfast.observe.events.schema import TrainerEvent
 from holdfast.store.durable import RunHome
 

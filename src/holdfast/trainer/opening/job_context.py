@@ -17,15 +17,13 @@ from holdfast.clock import Clock
 from holdfast.engine.reading.exchange import ExchangePlace
 from holdfast.errors import AgentUnavailableError
 from holdfast.format.names import NO_ATTEMPT, AttemptId
-from holdfast.host.wire.agent_directory import host_name
-from holdfast.host.wire.client import AgentClient, AgentGoneError
+from holdfast.host.wire.client import AgentClient
 from holdfast.host.wire.config import AgentConfig
-from holdfast.host.wire.launch import (
-    LEAVING_POLL_SECS,
-    START_SECS,
-    ensure_agent,
-)
+from holdfast.host.wire.launch import ensure_agent
 from holdfast.host.wire.protocol import AgentStatus, Attach, Empty
+from holdfast.local_agent.client import AgentGoneError
+from holdfast.local_agent.launch import LEAVING_POLL_SECS, START_SECS
+from holdfast.local_agent.place import host_name
 from holdfast.peers.address import PeerAddress, parsed_addresses
 from holdfast.peers.config import PeerConfig, read_token
 from holdfast.store.durable import DurableStore

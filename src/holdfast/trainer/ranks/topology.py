@@ -14,7 +14,7 @@ from holdfast.adapt.contract import Processes
 from holdfast.coordination.rank_runs import Runs, count_in, ranks_in, runs_of
 from holdfast.errors import InvalidArgumentError
 from holdfast.format.json_codec import decode
-from holdfast.host.wire.agent_directory import HOST_VARIABLE, host_name
+from holdfast.local_agent.place import HOST_VARIABLE, host_name
 from holdfast.trainer.options import RamTier, check_name
 from holdfast.trainer.ranks.rendezvous import Rendezvous, json_text
 
