@@ -66,7 +66,7 @@ help: ## show this list
 	@echo "PYTHON=python3.12 chooses another interpreter (now: $(PYTHON))."
 
 demo: $(STAMP) ## train, be interrupted, and lose nothing
-	$(BIN)/python -m $(if $(BUCKET),tests.buckets.demo,holdfast demo) --framework $(FRAMEWORK) $(if $(RUN),--run $(RUN))
+	$(BIN)/python -m $(if $(BUCKET),tests.buckets.demo,holdfast demo) --framework $(FRAMEWORK) $(if $(URL),--url $(URL))
 
 test: $(STAMP) $(AZURITE_STAMP) ## run all tests but the soak tests
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal --durations=10

@@ -210,20 +210,20 @@ class Checkpoint:
         )
 
 
-def open_checkpoint(place: str | os.PathLike[str], step: int) -> Checkpoint:
+def open_checkpoint(directory: str | os.PathLike[str], step: int) -> Checkpoint:
     """Open the checkpoint of `step` for reading.
 
     Args:
-        place: the run's directory or URL, or a directory that `holdfast.save` made, which has one
+        directory: the run's path or URL, or a path that `holdfast.save` made, which has one
             checkpoint, of step 0.
         step: a step of the run; `Run.all_steps` lists them.
 
     Raises:
-        NotARunError, NewerFormatError, InvalidArgumentError: the place.
+        NotARunError, NewerFormatError, InvalidArgumentError: the directory.
         StepNotFoundError, StepUncommittedError, CheckpointDamagedError: the step.
         StorageError: the run cannot be read.
     """
-    return Checkpoint(read_only(place).find_sources(step))
+    return Checkpoint(read_only(directory).find_sources(step))
 
 
 def _stored(array: ArraySpec, path: Path) -> StoredArray:

@@ -24,7 +24,7 @@ def run_demo(arguments: list[str]) -> int:
         os.environ |= server.environment() | {"HOLDFAST_STATE": f"{folder}/state"}
         # The server makes a bucket with its first object.
         connect(f"s3://{BUCKET}").put("first", [b"1"])
-        return main(["demo", "--run", f"s3://{BUCKET}/demo", *arguments])
+        return main(["demo", "--url", f"s3://{BUCKET}/demo", *arguments])
 
 
 if __name__ == "__main__":

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -9,6 +11,7 @@ import holdfast
 from holdfast import CheckpointManager
 from holdfast.engine.reading.spans import SPAN_SIZE_MAX_BYTES
 from holdfast.format.digests import BLOCK_SIZE_BYTES
+from holdfast.interop.orbax.orbax_export import export_orbax
 from tests.buckets.fault_proxy import FaultProxy
 from tests.hosts import Host
 
@@ -38,6 +41,7 @@ def test_a_large_array_is_read_in_large_ranges_each_byte_once(
     saved: State, proxy: FaultProxy, proxied_url: str
 ) -> None:
     with holdfast.open_run(proxied_url) as run:
+        assert run.directory == proxied_url
         found = run.restore(1)
     assert all(np.array_equal(found[name], saved[name]) for name in saved)
     read = images_read(proxy)
@@ -88,3 +92,11 @@ def test_thousands_of_small_arrays_take_one_request_and_half_of_them_half_the_by
         for name in names:
             expected = [*halves[name]]
             assert all(np.array_equal(restored[name][f"a{i}"], a) for i, a in enumerate(expected))
+
+
+def test_a_checkpoint_in_a_bucket_is_exported_to_orbax(
+    saved: State, proxied_url: str, tmp_path: Path
+) -> None:
+    with holdfast.open_run(proxied_url) as run:
+        export_orbax(run, 1, tmp_path / "orbax")
+    assert (tmp_path / "orbax" / "1").is_dir()

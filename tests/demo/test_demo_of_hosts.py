@@ -165,7 +165,7 @@ def test_a_trainer_that_fails_ends_at_once_though_the_others_wait_for_it(tmp_pat
         hosts = [stack.enter_context(host(f"host-{number}")) for number in range(2)]
         trainers = [
             one.start(
-                *("-m", "holdfast.demo.train", "--run", tmp_path / "run", "--log", log),
+                *("-m", "holdfast.demo.train", "--directory", tmp_path / "run", "--log", log),
                 *("--steps", 1000, "--hosts", 2, "--host", number, "--coordinator", address),
                 XLA_FLAGS="",
             )

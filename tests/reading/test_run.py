@@ -61,7 +61,7 @@ def run_directory(one_host: Host, tmp_path: Path) -> Path:
 
 def test_a_run_is_read_as_its_manager_reads_it(run_directory: Path, one_host: Host) -> None:
     with holdfast.open_run(str(run_directory)) as run:
-        assert run.directory == run_directory
+        assert run.directory == str(run_directory)
         assert run.run_id == json.loads((run_directory / "holdfast.json").read_text())["run_id"]
         assert (run.latest_step(), run.all_steps()) == (3, [1, 2, 3])
         assert run.restore(2)["n"] == 2

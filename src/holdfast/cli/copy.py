@@ -12,14 +12,14 @@ from holdfast.trainer.run_copies import copy_run
 
 @click.command()
 @click.argument("directory", metavar="DIR", type=click.Path())
-@click.argument("target", metavar="DEST", type=click.Path())
+@click.argument("target", metavar="TARGET", type=click.Path())
 @click.argument("steps", metavar="[STEP]...", type=click.IntRange(min=0), nargs=-1)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def copy(directory: str, target: str, steps: tuple[int, ...], as_json: bool) -> None:
-    """Copy the durable checkpoints of the run in DIR to DEST, or only those of the STEPs.
+    """Copy the durable checkpoints of the run in DIR to TARGET, or only those of the STEPs.
 
-    DIR and DEST are directories or URLs of buckets. Every digest is checked. The same command
-    continues an interrupted copy. DEST is opened and trained as a run of its own. Checkpoints of
+    DIR and TARGET are directories or URLs of buckets. Every digest is checked. The same command
+    continues an interrupted copy. TARGET is opened and trained as a run of its own. Checkpoints of
     abandoned branches, events and logs are not copied. A STEP that DIR lacks is copied from its
     remote tier.
     """

@@ -18,7 +18,7 @@ from holdfast.demo.plan import FRAMEWORKS, HOSTS_MAX
     help="A new or empty folder for all files. Default: a temporary one.",
 )
 @click.option(
-    "--run",
+    "--url",
     metavar="URL",
     help="Keep the durable checkpoints in a bucket, below this URL. Default: in DIR.",
 )

@@ -28,10 +28,10 @@ DCP_METADATA = ".metadata"
 @click.command()
 @click.argument("directory", metavar="DIR", type=click.Path())
 @click.argument("step", metavar="[STEP]", type=click.IntRange(min=0), required=False)
-@click.option("--hf", metavar="DIR", type=click.Path(path_type=Path), help="Write safetensors.")
+@click.option("--hf", metavar="TARGET", type=click.Path(path_type=Path), help="Write safetensors.")
 @click.option("--torch", "file", metavar="FILE", type=click.Path(path_type=Path), help="torch.save")
 @click.option(
-    "--orbax", metavar="DIR", type=click.Path(path_type=Path), help="A CheckpointManager's step."
+    "--orbax", metavar="TARGET", type=click.Path(path_type=Path), help="A CheckpointManager's step."
 )
 @click.option("--prefix", default="", help="Only what is below this path, such as 'model'.")
 @click.option("--dtype", help="Convert floating-point arrays, such as to 'bfloat16'.")

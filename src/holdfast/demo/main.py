@@ -46,7 +46,7 @@ class DemoOptions:
 
     Attributes:
         directory: The folder for all files; None for a new temporary one.
-        run: The URL below which the durable tiers of both runs lie; None for the folder.
+        url: The URL below which the durable tiers of both runs lie; None for the folder.
         hosts: The number of hosts of each run.
         framework: `jax` or `torch`.
         steps: The training steps of each run; None for as many as take about a minute.
@@ -57,7 +57,7 @@ class DemoOptions:
     """
 
     directory: Path | None = None
-    run: str | None = None
+    url: str | None = None
     hosts: int = 1
     framework: str = FRAMEWORKS[0]
     steps: int | None = None
@@ -103,7 +103,7 @@ def run_demo(options: DemoOptions, *, console: Console | None = None) -> int:
 def _run(options: DemoOptions, folder: Path, console: Console) -> int:
     clock = SystemClock()
     start_secs = clock.monotonic()
-    place = "" if options.run is None else checked_place(options.run)
+    place = "" if options.url is None else checked_place(options.url)
     steps = options.steps or (_STEPS if options.hosts == 1 else _STEPS_OF_HOSTS)
     failures = choose_failures(
         options.seed, steps, kill_agent=options.kill_agent, hosts=options.hosts
@@ -174,7 +174,7 @@ def checked_place(url: str) -> str:
     location = RunLocation.parse(url)
     if not location.is_url:
         raise InvalidArgumentError(
-            f"holdfast demo: expected --run with a URL as s3://bucket/demo, found {url}; "
+            f"holdfast demo: expected --url with one as s3://bucket/demo, found {url}; "
             "--directory takes a folder"
         )
     store = open_durable(location.text, SystemClock())

@@ -1,7 +1,7 @@
 """Run the trainer of the demo: a training loop that Holdfast checkpoints.
 
-`python -m holdfast.demo.train --run DIR --log FILE --steps N` continues the run until step N is
-reached or the process is preempted. `--framework` is `jax` or `torch`. With `--hosts` it is the
+`python -m holdfast.demo.train --directory DIR --log FILE --steps N` continues the run until step N
+is reached or the process is preempted. `--framework` is `jax` or `torch`. With `--hosts` it is the
 process of one host of a job of several hosts, connected by the framework. The calls on `manager`
 are everything that Holdfast requires of a training loop. The rest is training, and the journal that
 the demo reads.
@@ -89,7 +89,7 @@ def train(
     }
 
     with holdfast.CheckpointManager(
-        options.run,
+        options.directory,
         save_decision_policy=save_decision_policy.ContinuousCheckpointingPolicy(
             minimum_interval_secs=options.interval_secs
         ),
@@ -152,7 +152,7 @@ def _finished(learner: Learner, state: dict[str, Any]) -> journal.Finished:
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m holdfast.demo.train", description=__doc__)
-    parser.add_argument("--run", required=True, help="the run's durable directory, or its URL")
+    parser.add_argument("--directory", required=True, help="the run's path or URL")
     parser.add_argument("--log", required=True, type=Path, help="the journal, appended to")
     parser.add_argument("--steps", required=True, type=int)
     parser.add_argument("--framework", choices=FRAMEWORKS, default=FRAMEWORKS[0])

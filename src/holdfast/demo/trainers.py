@@ -94,7 +94,7 @@ class Trainer:
 
 def _spawn(plan: DemoPlan, host: int, coordinator: str) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "holdfast.demo.train"]
-    command += ["--run", plan.run, "--log", str(plan.journal(host))]
+    command += ["--directory", plan.run, "--log", str(plan.journal(host))]
     command += ["--steps", str(plan.steps), "--seed", str(plan.seed)]
     command += ["--framework", plan.framework]
     command += ["--interval-secs", str(plan.interval_secs)]

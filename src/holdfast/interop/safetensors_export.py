@@ -58,21 +58,21 @@ class _Tensor:
 
 
 def export_safetensors(
-    place: str | os.PathLike[str],
+    directory: str | os.PathLike[str],
     step: int,
-    directory: Path,
+    target: Path,
     *,
     prefix: str = "",
     dtype: str | None = None,
     shard_size_bytes: int = SHARD_SIZE_BYTES,
     progress: Callable[[int], None] = lambda size_bytes: None,
 ) -> list[Path]:
-    """Write the arrays of `step` into the new directory `directory`.
+    """Write the arrays of `step` into the new directory `target`.
 
     Args:
-        place: the run's directory, or its URL.
+        directory: the run's path or URL.
         step: a step of the run.
-        directory: it must not exist. It is there whole, or not at all.
+        target: it must not exist. It is there whole, or not at all.
         prefix: only what is below this path, which the names then lack: `model`.
         dtype: convert floating-point arrays to this dtype; None: keep theirs.
         shard_size_bytes: the size that a file exceeds only for a single array.
@@ -82,24 +82,24 @@ def export_safetensors(
         The files with weights. Tied arrays are written once, under the name of the first.
 
     Raises:
-        InvalidArgumentError: the directory exists, no array is below `prefix`, or two arrays would
+        InvalidArgumentError: `target` exists, no array is below `prefix`, or two arrays would
             have one name.
         UnsupportedLeafError: safetensors has no such dtype; the message has the path.
         NotARunError, StepNotFoundError, CheckpointDamagedError, StorageError: the checkpoint.
         OutOfSpaceError, StorageError: a file cannot be written; the message names it.
     """
-    if directory.exists():
-        raise InvalidArgumentError(f"export to {directory}: it exists; give a new path")
-    checkpoint = open_checkpoint(place, step)
+    if target.exists():
+        raise InvalidArgumentError(f"export to {target}: it exists; give a new path")
+    checkpoint = open_checkpoint(directory, step)
     tensors = list(_tensors(checkpoint, prefix, dtype))
     if not tensors:
         raise InvalidArgumentError(f"export step {step}: no array is below {prefix!r}")
     shards = _shards(tensors, shard_size_bytes)
-    directory.parent.mkdir(parents=True, exist_ok=True)
-    remove_leftovers(directory)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    remove_leftovers(target)
     names = [_file_name(number, len(shards)) for number in range(len(shards))]
     # Of two exports to one directory each builds its own, and one is put in place.
-    with locked_directory(directory, SystemClock()) as building:
+    with locked_directory(target, SystemClock()) as building:
         for name, shard in zip(names, shards, strict=True):
             _write(checkpoint, building / name, shard, progress)
         if len(shards) > 1:
@@ -107,8 +107,8 @@ def export_safetensors(
             total = {"total_size": sum(tensor.size_bytes for tensor in tensors)}
             text = json.dumps({"metadata": total, "weight_map": of_tensor}, indent=2)
             _write_synced(building / INDEX, [text.encode()])
-        put_in_place(building, directory)
-    return [directory / name for name in names]
+        put_in_place(building, target)
+    return [target / name for name in names]
 
 
 def _tensors(checkpoint: Checkpoint, prefix: str, dtype: str | None) -> Iterator[_Tensor]:

@@ -62,12 +62,12 @@ class ScratchMemory:
         return flat.reshape(shape)
 
 
-def scratch_folder(place: str | os.PathLike[str]) -> Path:
+def scratch_folder(directory: str | os.PathLike[str]) -> Path:
     """Return a folder for scratch files: beside a run's directory; for a URL, that of `TMPDIR`."""
-    directory = local_path(place)
-    if directory is None:
+    place = local_path(directory)
+    if place is None:
         return Path(tempfile.gettempdir())
-    return next(folder for folder in directory.parents if folder.is_dir())
+    return next(folder for folder in place.parents if folder.is_dir())
 
 
 def _aligned(size_bytes: int) -> int:
@@ -95,7 +95,7 @@ def groups(items: Sequence[Item], size_bytes: Callable[[Item], int]) -> Iterator
 
 
 def read_whole_step(
-    place: str | os.PathLike[str],
+    directory: str | os.PathLike[str],
     step: int,
     folder: Path,
     make: Callable[[np.ndarray, StoredArray], Any],
@@ -104,7 +104,7 @@ def read_whole_step(
     """Read a whole state, as `Run.restore` without `like`, into a scratch file in `folder`.
 
     Args:
-        place: the run's directory, or its URL.
+        directory: the run's path or URL.
         step: a step of the run.
         folder: has room for the state.
         make: returns the framework's array over the memory of an array as stored.
@@ -114,7 +114,7 @@ def read_whole_step(
         NotARunError, StepNotFoundError, CheckpointDamagedError, StorageError: the checkpoint.
         OutOfSpaceError: `folder` has no room.
     """
-    checkpoint = open_checkpoint(place, step)
+    checkpoint = open_checkpoint(directory, step)
     stored = [array for array in checkpoint.arrays.values() if array.alias_of is None]
     memory = ScratchMemory(folder, [array.size_bytes for array in stored])
     targets = [

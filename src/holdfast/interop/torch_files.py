@@ -59,7 +59,7 @@ _PIECE_SIZE_BYTES = 1024 * 1024
 
 
 def export_torch(
-    place: str | os.PathLike[str],
+    directory: str | os.PathLike[str],
     step: int,
     file: Path,
     progress: Progress = lambda size_bytes: None,
@@ -69,7 +69,7 @@ def export_torch(
     What `HoldfastWriter` saved is read as DCP reads it, which executes the pickles in it.
 
     Args:
-        place: the run's directory, or its URL.
+        directory: the run's path or URL.
         step: a step of the run.
         file: must not exist; its folder has room for it twice.
         progress: see `Progress`.
@@ -83,11 +83,11 @@ def export_torch(
     check_file_name(file, "export")
     if os.path.lexists(file):
         raise InvalidArgumentError(f"export to {file}: it exists; give a new path")
-    if is_of_dcp(open_checkpoint(place, step)):
-        with _translated(f"export {place}", "objects of DCP"):
-            state = _read_dcp(HoldfastReader(place), file.parent, progress)
+    if is_of_dcp(open_checkpoint(directory, step)):
+        with _translated(f"export {directory}", "objects of DCP"):
+            state = _read_dcp(HoldfastReader(directory), file.parent, progress)
     else:
-        state = read_whole_step(place, step, file.parent, _tensor_over, progress)
+        state = read_whole_step(directory, step, file.parent, _tensor_over, progress)
     with new_content(file, "export", is_synced=True) as stream:
         torch.save(state, stream)
 

@@ -153,7 +153,7 @@ class CheckpointManager:
             directory,
             self._rendezvous,
             self._clock,
-            self._options.remote.place_text if self._options.remote is not None else None,
+            self._options.remote_text,
             takeover=self._options.takeover,
         )
         self._job = find_job(run, self._options, self._rendezvous, self._processes, self._clock)

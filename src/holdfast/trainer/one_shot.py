@@ -45,48 +45,48 @@ REPLACED_MAX = 20
 
 
 def save(
-    path: str | os.PathLike[str],
-    tree: object,
+    directory: str | os.PathLike[str],
+    state: object,
     *,
     metrics: Mapping[str, float] | None = None,
     overwrite: bool = False,
 ) -> None:
-    """Save `tree` to the new directory `path`; it is durable when this returns.
+    """Save `state` to the new directory `directory`; it is durable when this returns.
 
     Args:
-        path: the directory to make; its parent must exist.
-        tree: any state that `CheckpointManager.save` takes. JAX arrays that are sharded over
+        directory: the path to make; its parent must exist.
+        state: any state that `CheckpointManager.save` takes. JAX arrays that are sharded over
             several processes are refused.
         metrics: numbers by name, as for `CheckpointManager.save`.
-        overwrite: replace what an earlier `save` made at `path`. It stays until the new one is
+        overwrite: replace what an earlier `save` made there. It stays until the new one is
             complete.
 
     Raises:
-        InvalidArgumentError: `path` exists; with `overwrite`, no `save` made all of it. Or an
+        InvalidArgumentError: `directory` exists; with `overwrite`, no `save` made all of it. Or an
             argument is of another type.
         UnsupportedLeafError: a leaf cannot be saved.
         OutOfSpaceError, StorageError: it could not be written. In all cases nothing has changed.
     """
-    directory = _directory(path)
+    target = _local(directory)
     checked = arguments.check_metrics(metrics)
     arguments.check_flag("overwrite", overwrite)
     clock = SystemClock()
-    with translated("save to", directory):
-        _check_target(directory, overwrite, clock)
-        snapshot = _snapshot(find_framework(), tree)
-        remove_leftovers(directory)
+    with translated("save to", target):
+        _check_target(target, overwrite, clock)
+        snapshot = _snapshot(find_framework(), state)
+        remove_leftovers(target)
         try:
-            with locked_directory(directory, clock) as building:
-                _write(DiskStore(building, clock), directory, snapshot, checked, clock)
-                check = partial(check_replaceable, directory=directory, clock=clock)
-                put_in_place(building, directory, check if overwrite else None)
+            with locked_directory(target, clock) as building:
+                _write(DiskStore(building, clock), target, snapshot, checked, clock)
+                check = partial(check_replaceable, directory=target, clock=clock)
+                put_in_place(building, target, check if overwrite else None)
         finally:
             snapshot.release()
-        remove_leftovers(directory)
+        remove_leftovers(target)
 
 
 def load(
-    path: str | os.PathLike[str],
+    directory: str | os.PathLike[str],
     *,
     like: Any = None,
     only: str | Sequence[str] | None = None,
@@ -94,28 +94,28 @@ def load(
     cast: bool = False,
     framework: str | None = None,
 ) -> Any:
-    """Read the state that `save` wrote to `path`; of a run's directory, its newest checkpoint.
+    """Read the state that `save` wrote to `directory`; of a run, that of its newest checkpoint.
 
     Arguments and errors are those of `Run.restore`, and of `open_run`. If a `save` with `overwrite`
     replaces the directory meanwhile, the call begins again with the new one.
     """
     for tries_left in range(REPLACED_MAX, -1, -1):
-        stamp = _stamp(path)
+        stamp = _stamp(directory)
         try:
-            with Run(path) as run:
+            with Run(directory) as run:
                 return run.restore(
                     like=like, only=only, partial=partial, cast=cast, framework=framework
                 )
         except (NotARunError, StepNotFoundError, CheckpointDamagedError, StorageError):
             # What was being read is removed by whoever has replaced it.
-            if not tries_left or _stamp(path) == stamp:
+            if not tries_left or _stamp(directory) == stamp:
                 raise
     raise AssertionError("the last try returns or raises")
 
 
-def _stamp(path: str | os.PathLike[str]) -> tuple[int, ...] | None:
-    """Return what changes when another directory is put at a path; None for a URL, and nothing."""
-    location = RunLocation.parse(path)
+def _stamp(directory: str | os.PathLike[str]) -> tuple[int, ...] | None:
+    """Return what changes when another directory takes its place; None for a URL, or nothing."""
+    location = RunLocation.parse(directory)
     try:
         state = None if location.is_url else os.stat(location.folder)
     except OSError:
@@ -124,11 +124,11 @@ def _stamp(path: str | os.PathLike[str]) -> tuple[int, ...] | None:
     return (state.st_dev, state.st_ino, state.st_ctime_ns) if state is not None else None
 
 
-def _directory(path: object) -> Path:
-    location = RunLocation.parse(path)
+def _local(directory: object) -> Path:
+    location = RunLocation.parse(directory)
     if location.is_url:
         raise InvalidArgumentError(
-            f"save to {location}: expected a path, found a URL; save to a directory, or save to "
+            f"save to {location}: expected a path, found a URL; give a path, or save to "
             "the URL with a CheckpointManager"
         )
     return location.folder

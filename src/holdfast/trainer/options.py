@@ -117,21 +117,21 @@ class RemoteTier:
     """A second durable tier, slower and safer than the run's directory: most often a bucket.
 
     The agents copy checkpoints of the run's directory there, off the path of the training. The
-    place is an ordinary run, which can be read, checked and trained alone.
+    tier is an ordinary run, which can be read, checked and trained alone.
 
     Args:
-        place: The URL of a bucket and a prefix in it, or a path.
+        directory: The URL of a bucket and a prefix in it, or a path.
         save_decision_policy: Which of the checkpoints that are committed in the directory are
             copied. Built-in policies only, without a budget. Default: the newest one every ten
             minutes.
-        preservation_policy: Which checkpoints the place keeps. The newest one always stays.
+        preservation_policy: Which checkpoints the tier keeps. The newest one always stays.
             Built-in policies only. Default: `LatestN(3)`.
 
     Raises:
         InvalidArgumentError: An argument has the wrong type or is out of range.
     """
 
-    place: str | os.PathLike[str]
+    directory: str | os.PathLike[str]
     _: KW_ONLY
     save_decision_policy: SaveDecisionPolicy = field(
         default_factory=lambda: ContinuousCheckpointingPolicy(minimum_interval_secs=600.0)
@@ -140,10 +140,10 @@ class RemoteTier:
 
     def __post_init__(self) -> None:
         try:
-            location = RunLocation.parse(self.place)
+            location = RunLocation.parse(self.directory)
         except InvalidArgumentError as error:
-            raise InvalidArgumentError(f"RemoteTier(place=...): {error}") from error
-        object.__setattr__(self, "place", location.text)
+            raise InvalidArgumentError(f"RemoteTier(directory=...): {error}") from error
+        object.__setattr__(self, "directory", location.text)
         if preservation_policy.split(self.preservation_policy).by_user is not None:
             raise InvalidArgumentError(
                 "RemoteTier(preservation_policy=...): expected a built-in policy, found "
@@ -162,11 +162,6 @@ class RemoteTier:
                 "because what a copy costs the training is not measured; give "
                 "minimum_interval_secs"
             )
-
-    @property
-    def place_text(self) -> str:
-        """The URL, or the absolute path."""
-        return str(self.place)
 
 
 def remote_tier(given: object) -> RemoteTier | None:
@@ -230,12 +225,17 @@ class Options:
         return MetricsAddress(address=(self.ram or RamTier()).serving_address, port=port)
 
     @property
+    def remote_text(self) -> str | None:
+        """The URL or the absolute path of the remote tier; None without the tier."""
+        return str(self.remote.directory) if self.remote is not None else None
+
+    @property
     def remote_request(self) -> RemoteRequest | None:
         """The remote tier as the agent gets it."""
         if self.remote is None:
             return None
         return RemoteRequest(
-            place=self.remote.place_text,
+            place=str(self.remote.directory),
             save=save_decision_policy.encode(self.remote.save_decision_policy).decode(),
             preserve=preservation_policy.encode(self.remote.preservation_policy).decode(),
         )

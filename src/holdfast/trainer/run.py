@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -26,7 +25,6 @@ from holdfast.engine.reading.view import (
     newest_first,
 )
 from holdfast.errors import InvalidArgumentError, WaitTimeoutError
-from holdfast.store.location import RunLocation
 from holdfast.trainer import arguments
 from holdfast.trainer.opening.run_access import read_only
 from holdfast.trainer.restore.restoring import (
@@ -61,7 +59,7 @@ class Run:
     may share it.
 
     Args:
-        directory: the run's durable directory.
+        directory: the run's path or URL.
 
     Raises:
         NotARunError, NewerFormatError, StorageError, InvalidArgumentError: as `open_run`.
@@ -77,7 +75,7 @@ class Run:
         self.last_restore = None
 
     def __repr__(self) -> str:
-        return f"Run({str(self.directory)!r})"
+        return f"Run({self.directory!r})"
 
     def __enter__(self) -> Run:
         return self
@@ -91,9 +89,9 @@ class Run:
         self.close()
 
     @property
-    def directory(self) -> Path:
-        """The run's directory, where it was found last; in a bucket, this host's folder for it."""
-        return RunLocation(self._run.durable.home.location_text).folder
+    def directory(self) -> str:
+        """The run's absolute path, where it was found last, or its URL."""
+        return self._run.durable.home.location_text
 
     @property
     def run_id(self) -> str:

@@ -73,19 +73,19 @@ class _FilesSave(ocp.args.CheckpointArgs):  # type: ignore[misc]
 def export_orbax(
     run: Run,
     step: int,
-    directory: str | os.PathLike[str],
+    target: str | os.PathLike[str],
     progress: Progress = lambda size_bytes: None,
 ) -> None:
-    """Write the checkpoint of `step` as step `step` of the Orbax directory `directory`.
+    """Write the checkpoint of `step` as step `step` of the Orbax directory `target`.
 
     Items, metrics and metadata are those of the program, if it saved through
     `holdfast.interop.orbax`; else the whole state is the one unnamed item. What is read is in a
-    scratch file beside `directory`, so the state may be larger than RAM.
+    scratch file beside `target`, so the state may be larger than RAM.
 
     Args:
         run: The run.
         step: A step of it.
-        directory: It is made if it is missing. The step is there whole, or not at all.
+        target: It is made if it is missing. The step is there whole, or not at all.
         progress: See `Progress`.
 
     Raises:
@@ -94,12 +94,12 @@ def export_orbax(
         StepNotFoundError, CheckpointDamagedError, StorageError: The checkpoint.
         OutOfSpaceError: There is no room for the scratch file.
     """
-    target = Path(os.path.abspath(directory)) / str(step)
-    if os.path.lexists(target):
-        raise _existing(step, directory)
+    step_folder = Path(os.path.abspath(target)) / str(step)
+    if os.path.lexists(step_folder):
+        raise _existing(step, target)
     found = run.metadata(step)
     with jax.enable_x64(True):
-        folder = scratch_folder(directory)
+        folder = scratch_folder(target)
         state = read_whole_step(run.directory, step, folder, _array_of, progress)
         if isinstance(found.values.get(RECORD), str):
             record = records.decoded(str(found.values[RECORD]))
@@ -109,8 +109,8 @@ def export_orbax(
         else:
             args = _tree_args(state, "", None)
             metrics, custom_metadata = found.metrics, None
-        with translated("export to", target.parent), _new_step(target) as building:
-            _write(step, building, directory, args, metrics, custom_metadata)
+        with translated("export to", step_folder.parent), _new_step(step_folder) as building:
+            _write(step, building, target, args, metrics, custom_metadata)
 
 
 def _existing(step: int, directory: str | os.PathLike[str]) -> InvalidArgumentError:

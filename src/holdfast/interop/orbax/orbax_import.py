@@ -35,14 +35,14 @@ from holdfast.policy.save_decision_policy import SpecificStepsPolicy
 
 def import_orbax(
     source: str | os.PathLike[str],
-    run: str | os.PathLike[str],
+    directory: str | os.PathLike[str],
     progress: Callable[[int, bool], None] = lambda step, is_new: None,
 ) -> None:
     """Save each step of an Orbax directory in a run. Steps that the run has are left as they are.
 
     Args:
         source: The directory of an Orbax `CheckpointManager`, or one of its checkpoints.
-        run: The run, as for `holdfast.CheckpointManager`. It is made if it is missing.
+        directory: The run's, as for `holdfast.CheckpointManager`. It is made if it is missing.
         progress: Called for each step, with True when it is durable, or False if the run had it.
 
     Raises:
@@ -55,7 +55,7 @@ def import_orbax(
         HoldfastError: The run cannot be opened or written.
     """
     steps = find_steps(Path(os.path.abspath(source)))
-    missing = _missing_steps(steps, run)
+    missing = _missing_steps(steps, directory)
     for step, _ in steps:
         if step not in missing:
             progress(step, False)
@@ -65,20 +65,20 @@ def import_orbax(
         manager: holdfast.CheckpointManager | None = None
         for step, path in missing.items():
             found = read_step(step, path)
-            state = _read_state(found, scratch_folder(run))
+            state = _read_state(found, scratch_folder(directory))
             if manager is None:
                 # Only now, so that a directory that cannot be read leaves no empty run.
-                manager = opened.enter_context(_manager(run))
+                manager = opened.enter_context(_manager(directory))
             manager.save(step, state, metrics=_numbers(found.metrics), force=True)
             del state
             manager.wait_until_finished()
             progress(step, True)
 
 
-def _manager(run: str | os.PathLike[str]) -> holdfast.CheckpointManager:
+def _manager(directory: str | os.PathLike[str]) -> holdfast.CheckpointManager:
     """Return a manager that keeps every checkpoint and saves none by itself."""
     return holdfast.CheckpointManager(
-        run,
+        directory,
         save_decision_policy=SpecificStepsPolicy([NEVER]),
         preservation_policy=LatestN(None),
         ram=None,
@@ -87,14 +87,16 @@ def _manager(run: str | os.PathLike[str]) -> holdfast.CheckpointManager:
     )
 
 
-def _missing_steps(steps: list[tuple[int, Path]], run: str | os.PathLike[str]) -> dict[int, Path]:
+def _missing_steps(
+    steps: list[tuple[int, Path]], directory: str | os.PathLike[str]
+) -> dict[int, Path]:
     """Return the steps that the run lacks, ascending, with their folders."""
     try:
-        with holdfast.open_run(run) as opened:
+        with holdfast.open_run(directory) as opened:
             present = opened.all_steps()
     except NotARunError:
         return dict(steps)
-    reader = RunReader(Path(os.fspath(run)))
+    reader = RunReader(Path(os.fspath(directory)))
     last = max(present, default=-1)
     missing = {}
     for step, path in steps:
@@ -102,29 +104,32 @@ def _missing_steps(steps: list[tuple[int, Path]], run: str | os.PathLike[str]) -
             missing[step] = path
             if step < last:
                 raise StepOrderError(
-                    f"import {path}: expected a step after {last}, the last one of {run}, because "
-                    "checkpoints of a run are in the order of training; import to another directory"
+                    f"import {path}: expected a step after {last}, the last one of {directory}, "
+                    "because checkpoints of a run are in the order of training; import to another "
+                    "directory"
                 )
             continue
         found = read_step(step, path)
         if found.is_dated and reader.step_record(step).time != found.time:
             raise InvalidArgumentError(
-                f"import {path}: {run} has another checkpoint of step {step}; import to another "
-                "directory"
+                f"import {path}: {directory} has another checkpoint of step {step}; import to "
+                "another directory"
             )
     if missing:
-        _check_openable(reader, present, run)
+        _check_openable(reader, present, directory)
     return missing
 
 
-def _check_openable(reader: RunReader, present: Sequence[int], run: str | os.PathLike[str]) -> None:
+def _check_openable(
+    reader: RunReader, present: Sequence[int], directory: str | os.PathLike[str]
+) -> None:
     """Check that `holdfast.interop.orbax` opens the run, which it does if it saved all steps."""
     for step in present:
         try:
             reader.step_record(step)
         except InvalidArgumentError as error:
             raise InvalidArgumentError(
-                f"import to {run}: expected a new run, or one of imports and of "
+                f"import to {directory}: expected a new run, or one of imports and of "
                 f"holdfast.interop.orbax, found step {step}, which Holdfast's own calls saved; "
                 "import to another directory"
             ) from error

@@ -1,4 +1,4 @@
-"""Lightning: `HoldfastCallback(run)` in the callbacks of a Trainer, or `HoldfastCheckpointIO()`.
+"""Lightning: `HoldfastCallback(directory)` in a Trainer's callbacks, or `HoldfastCheckpointIO()`.
 
 The callback is for every strategy. It saves after each optimizer step that is due, and
 `trainer.fit(module)` continues from the newest checkpoint of the run. Parameters are filled in
@@ -41,12 +41,12 @@ class HoldfastCallback(Callback):  # type: ignore[misc]
     """Saves and continues a `fit`; see the module.
 
     Args:
-        run: the run's directory.
+        directory: the run's path or URL.
         options: arguments of `holdfast.CheckpointManager`.
     """
 
-    def __init__(self, run: str | os.PathLike[str], **options: Any) -> None:
-        self._run, self._options = run, options
+    def __init__(self, directory: str | os.PathLike[str], **options: Any) -> None:
+        self._directory, self._options = directory, options
         self._session: TrainerSession | None = None
         self._state: dict[str, Any] = {}
         self._of_ranks: dict[str, Any] = {}
@@ -65,7 +65,7 @@ class HoldfastCallback(Callback):  # type: ignore[misc]
             "callbacks": Replicated(_Callbacks(trainer, self)),
         }
         self._of_ranks = {"rng": self._random, "data": _Loaders(trainer)}
-        self._session = TrainerSession(self._run, self._options)
+        self._session = TrainerSession(self._directory, self._options)
         found = self._session.read("loop")
         if found is not None:
             self._session.resume(found[0], self._state, self._of_ranks)

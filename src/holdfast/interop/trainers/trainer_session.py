@@ -24,15 +24,15 @@ class TrainerSession:
     """A manager of one run, for a trainer that calls back after each step.
 
     Args:
-        run: the run's directory.
+        directory: the run's path or URL.
         options: arguments of `CheckpointManager`.
 
     Attributes:
         is_preempted: whether a preemption was announced and its step is saved: end the training.
     """
 
-    def __init__(self, run: str | os.PathLike[str], options: Mapping[str, Any]) -> None:
-        self._manager = CheckpointManager(run, framework="torch", **options)
+    def __init__(self, directory: str | os.PathLike[str], options: Mapping[str, Any]) -> None:
+        self._manager = CheckpointManager(directory, framework="torch", **options)
         self.is_preempted = False
         self._last: tuple[int, Any] | None = None
 

@@ -1,4 +1,4 @@
-"""Hugging Face's Trainer: `train(trainer, run)` in the place of `trainer.train()`.
+"""Hugging Face's Trainer: `train(trainer, directory)` in the place of `trainer.train()`.
 
 The weights, the optimizer, the learning rates, the random numbers and the trainer's own progress
 are saved together after each step that is due, and a training that is started again continues from
@@ -29,13 +29,13 @@ from holdfast.torch import RandomState, Replicated
 _STATE_FILE, _WEIGHTS_FILE = "trainer_state.json", "pytorch_model.bin"
 
 
-def train(trainer: Trainer, run: str | os.PathLike[str], **options: Any) -> Any:
-    """Train with checkpoints in `run`, from the newest one there if there is one.
+def train(trainer: Trainer, directory: str | os.PathLike[str], **options: Any) -> Any:
+    """Train with checkpoints in `directory`, from the newest one there if there is one.
 
     Args:
         trainer: a Trainer, or an instance of a subclass. Its own checkpoints are not needed: pass
             `save_strategy="no"` in its arguments.
-        run: the run's directory.
+        directory: the run's path or URL.
         options: arguments of `holdfast.CheckpointManager`.
 
     Returns:
@@ -53,7 +53,7 @@ def train(trainer: Trainer, run: str | os.PathLike[str], **options: Any) -> Any:
         )
     # The processes find each other by torch.distributed, which this starts.
     _ = trainer.args.device
-    callback = _Callback(trainer, TrainerSession(run, options))
+    callback = _Callback(trainer, TrainerSession(directory, options))
     trainer.add_callback(callback)
     finishes = False
     try:

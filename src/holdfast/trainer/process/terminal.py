@@ -115,7 +115,7 @@ def opening_text(
     has_ram = place.ram_folder is not None
     goes_to = f"RAM ({place.folder.parent}) and {durable}" if has_ram else f"{durable}, without RAM"
     if remote is not None:
-        goes_to += f", and from there to {remote.place_text}"
+        goes_to += f", and from there to {remote.directory}"
     there = "in the bucket" if durable == "the bucket" else "on disk"
     loss = "a failure costs the steps since the last save"
     if has_ram and has_copies:
@@ -126,7 +126,7 @@ def opening_text(
             f"one {there}"
         )
     if remote is not None:
-        loss += f", a lost disk those since the last one in {remote.place_text}"
+        loss += f", a lost disk those since the last one in {remote.directory}"
     return f"opened {directory}: {where}; checkpoints go to {goes_to}; {loss}"
 
 

@@ -1,0 +1,30 @@
+"""The public names, as decision 0049 lists them: one name for each thing, and each thing named."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+
+import pytest
+
+import holdfast
+from holdfast import reading
+
+PLACES = [
+    holdfast.CheckpointManager,
+    holdfast.RemoteTier,
+    holdfast.Run,
+    holdfast.load,
+    holdfast.open_run,
+    holdfast.save,
+    reading.open_checkpoint,
+]
+
+
+@pytest.mark.parametrize("call", PLACES, ids=lambda call: call.__name__)
+def test_the_place_of_a_run_is_its_directory_and_the_first_argument(
+    call: Callable[..., object],
+) -> None:
+    first = next(iter(inspect.signature(call).parameters.values()))
+    assert first.name == "directory"
+    assert first.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD
