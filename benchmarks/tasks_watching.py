@@ -64,9 +64,13 @@ def watched(*, directory: str, steps: int, blocks: int) -> dict[str, Any]:
     found: dict[str, list[float]] = {"plain": [], "watched": []}
     calls: dict[str, list[float]] = {"plain": [], "watched": []}
     metrics_secs: list[float] = []
-    ram = holdfast.RamTier(metrics_port=0, linger_secs=0)
+    ram, network = holdfast.RamTier(linger_secs=0), holdfast.HostNetwork(metrics_port=0)
     with holdfast.CheckpointManager(
-        directory, framework="numpy", save_decision_policy=FixedIntervalPolicy(NEVER), ram=ram
+        directory,
+        framework="numpy",
+        save_decision_policy=FixedIntervalPolicy(NEVER),
+        ram=ram,
+        network=network,
     ) as manager:
         manager.resume({"w": np.zeros(8)})
         number = 1

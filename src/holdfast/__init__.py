@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from holdfast import errors as errors
     from holdfast import torch as torch
+    from holdfast.peers.tls import PeerTls as PeerTls
     from holdfast.policy import preservation_policy as preservation_policy
     from holdfast.policy import save_decision_policy as save_decision_policy
     from holdfast.trainer.checkpoint_manager import CheckpointManager as CheckpointManager
     from holdfast.trainer.one_shot import load as load
     from holdfast.trainer.one_shot import save as save
+    from holdfast.trainer.options import HostNetwork as HostNetwork
     from holdfast.trainer.options import RamTier as RamTier
     from holdfast.trainer.options import RemoteTier as RemoteTier
     from holdfast.trainer.run import Run as Run
@@ -26,6 +28,8 @@ __version__ = "0.1.0"
 
 __all__ = [
     "CheckpointManager",
+    "HostNetwork",
+    "PeerTls",
     "RamTier",
     "RemoteTier",
     "Run",
@@ -39,15 +43,17 @@ __all__ = [
 ]
 
 _MODULES = {
-    "CheckpointManager": "checkpoint_manager",
-    "RamTier": "options",
-    "RemoteTier": "options",
-    "Run": "run",
-    "load": "one_shot",
-    "open_run": "run",
-    "save": "one_shot",
+    "CheckpointManager": "trainer.checkpoint_manager",
+    "HostNetwork": "trainer.options",
+    "PeerTls": "peers.tls",
+    "RamTier": "trainer.options",
+    "RemoteTier": "trainer.options",
+    "Run": "trainer.run",
+    "load": "trainer.one_shot",
+    "open_run": "trainer.run",
+    "save": "trainer.one_shot",
 }
-"""The module of `holdfast.trainer` that defines each name."""
+"""The module that defines each name."""
 
 
 def __getattr__(name: str) -> object:
@@ -62,7 +68,7 @@ def __getattr__(name: str) -> object:
     elif name.endswith("_policy"):
         value = importlib.import_module(f"holdfast.policy.{name}")
     else:
-        value = getattr(importlib.import_module(f"holdfast.trainer.{_MODULES[name]}"), name)
+        value = getattr(importlib.import_module(f"holdfast.{_MODULES[name]}"), name)
     # The next access finds the name in the module and does not come here.
     globals()[name] = value
     return value

@@ -65,7 +65,7 @@ import holdfast
 
 with socket.create_server(("127.0.0.1", 0)) as server:
     port = server.getsockname()[1]
-with holdfast.CheckpointManager("runs/one", ram=holdfast.RamTier(metrics_port=port)) as manager:
+with holdfast.CheckpointManager("runs/one", network=holdfast.HostNetwork(metrics_port=port)) as manager:
     manager.save(0, {"w": np.zeros(10)}, force=True)
     text = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10).read().decode()
 assert "holdfast_" in text, text

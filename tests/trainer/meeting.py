@@ -25,9 +25,9 @@ def main() -> None:
     jax.distributed.initialize(address, int(count), int(rank))
     processes = JaxProcesses()
     rendezvous = Rendezvous(processes, SystemClock())
-    ram = holdfast.RamTier(failure_domain=domain or None)
+    network = holdfast.HostNetwork(failure_domain=domain or None)
     try:
-        found = meet(rendezvous, place_of(processes, ram, peer or None))
+        found = meet(rendezvous, place_of(processes, network, peer or None))
     except HoldfastError as error:
         print(json.dumps({"error": type(error).__name__, "message": str(error)}), flush=True)
         os._exit(3)

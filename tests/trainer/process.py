@@ -99,7 +99,9 @@ def say(**line) -> None:
     print(json.dumps(line), flush=True)
 
 
-def ram_tier(todo: dict, rank: int) -> holdfast.RamTier:
+def ram_tier(todo: dict) -> holdfast.RamTier | None:
+    if not todo.get("ram", True):
+        return None
     interval = todo.get("ram_interval")
     return holdfast.RamTier(
         # Importing PyTorch takes each rank of the next job seconds.
@@ -108,8 +110,12 @@ def ram_tier(todo: dict, rank: int) -> holdfast.RamTier:
         save_decision_policy=(
             save_decision_policy.FixedIntervalPolicy(interval) if interval else None
         ),
-        failure_domain=todo["domains"][rank] if "domains" in todo else None,
     )
+
+
+def network_of(todo: dict, rank: int) -> holdfast.HostNetwork:
+    domain = todo["domains"][rank] if "domains" in todo else None
+    return holdfast.HostNetwork(failure_domain=domain)
 
 
 def train(manager: holdfast.CheckpointManager, steps: range, rank: int, todo: dict) -> list[int]:
@@ -196,9 +202,8 @@ def main() -> None:
     todo = json.loads(sys.argv[5])
     heartbeat_secs = todo.get("heartbeat_secs", 100)
     states.start(address, count, rank, heartbeat_secs)
-    policy = save_decision_policy.ContinuousCheckpointingPolicy(
-        max_overhead=todo.get("max_overhead")
-    )
+    budget = todo.get("max_overhead")
+    policy = save_decision_policy.ContinuousCheckpointingPolicy(max_overhead=budget)
     if "interval" in todo:
         policy = save_decision_policy.FixedIntervalPolicy(todo["interval"])
     if "gate" in todo:
@@ -211,7 +216,8 @@ def main() -> None:
             directory,
             save_decision_policy=policy,
             preservation_policy=preservation_policy.LatestN(100),
-            ram=ram_tier(todo, rank) if todo.get("ram", True) else None,
+            ram=ram_tier(todo),
+            network=network_of(todo, rank),
             takeover=todo.get("takeover", False),
             remote=remote_tier(todo),
         ) as manager,

@@ -87,11 +87,12 @@ def main() -> None:
     todo = json.loads(sys.argv[5])
     if count > 1:
         jax.distributed.initialize(address, count, rank)
-    ram = holdfast.RamTier(
-        linger_secs=60, failure_domain=todo["domains"][rank] if "domains" in todo else None
-    )
+    domain = todo["domains"][rank] if "domains" in todo else None
     with holdfast.CheckpointManager(
-        directory, save_decision_policy=save_decision_policy.FixedIntervalPolicy(1), ram=ram
+        directory,
+        save_decision_policy=save_decision_policy.FixedIntervalPolicy(1),
+        ram=holdfast.RamTier(linger_secs=60),
+        network=holdfast.HostNetwork(failure_domain=domain),
     ) as manager:
         layout = todo["layout"]
         start, state = manager.resume(state_at(-1, layout))

@@ -297,7 +297,6 @@ def test_bad_options_are_refused_by_name(one_host: Host, tmp_path: Path) -> None
         ({"copies": 0}, "copies"),
         ({"limit_bytes": -1}, "limit_bytes"),
         ({"linger_secs": -1}, "linger_secs"),
-        ({"failure_domain": ""}, "failure_domain"),
     ]:
         with pytest.raises(errors.InvalidArgumentError, match=told):
             holdfast.RamTier(**options)

@@ -57,7 +57,7 @@ def test_the_counts_are_those_of_the_training(one_host: Host, tmp_path: Path) ->
         run,
         framework="numpy",
         save_decision_policy=FixedIntervalPolicy(10),
-        ram=holdfast.RamTier(metrics_port=0),
+        network=holdfast.HostNetwork(metrics_port=0),
     ) as manager:
         state = {"w": np.arange(1000.0)}
         for step in range(31):
@@ -88,7 +88,7 @@ def test_the_counts_are_those_of_the_training(one_host: Host, tmp_path: Path) ->
 
 def test_every_metric_is_served_in_the_end(one_host: Host, tmp_path: Path) -> None:
     with holdfast.CheckpointManager(
-        tmp_path / "run", framework="numpy", ram=holdfast.RamTier(metrics_port=0)
+        tmp_path / "run", framework="numpy", network=holdfast.HostNetwork(metrics_port=0)
     ) as manager:
         url = url_of(one_host)
         for step in range(100):
@@ -115,11 +115,11 @@ def test_metrics_that_cannot_be_served_are_a_warning_and_the_training_goes_on(
 ) -> None:
     port = free_port()
     with holdfast.CheckpointManager(
-        tmp_path / "a", framework="numpy", ram=holdfast.RamTier(metrics_port=port)
+        tmp_path / "a", framework="numpy", network=holdfast.HostNetwork(metrics_port=port)
     ):
         assert url_of(one_host) == f"http://127.0.0.1:{port}/metrics"
         with holdfast.CheckpointManager(
-            tmp_path / "b", framework="numpy", ram=holdfast.RamTier(metrics_port=port)
+            tmp_path / "b", framework="numpy", network=holdfast.HostNetwork(metrics_port=port)
         ) as other:
             assert other.save(0, {"w": np.zeros(3)})
     assert f"serves no metrics: serve metrics at 127.0.0.1, port {port}" in caplog.text
@@ -151,7 +151,7 @@ def test_the_port_may_come_from_the_environment(
         with pytest.raises(InvalidArgumentError, match=METRICS_VARIABLE):
             holdfast.CheckpointManager(tmp_path / "run", framework="numpy")
     with pytest.raises(InvalidArgumentError, match="metrics_port"):
-        holdfast.RamTier(metrics_port=65536)
+        holdfast.HostNetwork(metrics_port=65536)
 
 
 def test_without_the_package_a_port_is_refused_with_the_extra_to_install(tmp_path: Path) -> None:
@@ -161,7 +161,7 @@ def test_without_the_package_a_port_is_refused_with_the_extra_to_install(tmp_pat
         "u.find_spec = lambda n, *a: None if n == 'prometheus_client' else find(n, *a)\n"
         "import holdfast\n"
         "holdfast.CheckpointManager(sys.argv[1], framework='numpy',"
-        " ram=holdfast.RamTier(metrics_port=0))\n"
+        " network=holdfast.HostNetwork(metrics_port=0))\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", script, str(tmp_path / "run")],

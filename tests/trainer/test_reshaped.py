@@ -1,6 +1,6 @@
 """Another number of processes, another mesh: the same bits. JAX's own processes on the CPU.
 
-JAX's CPU devices have no `slice_index`, so slices are said by `RamTier(failure_domain=...)`, as on
+JAX's CPU devices have no `slice_index`, so `HostNetwork(failure_domain=...)` names slices, as on
 hosts whose slices the framework does not tell.
 """
 

@@ -13,7 +13,7 @@ import pytest
 from holdfast import errors
 from holdfast.adapt.numpy_state import OwnProcess
 from holdfast.coordination.rank_runs import runs_of
-from holdfast.trainer.options import RamTier
+from holdfast.trainer.options import HostNetwork
 from holdfast.trainer.ranks.rendezvous import Rendezvous, json_text
 from holdfast.trainer.ranks.topology import JobHost, JobHosts, RankPlace, hosts_of, meet, place_of
 from tests.hosts import host
@@ -75,7 +75,7 @@ def test_two_domains_of_one_host_are_told_with_both_ranks(other: str | None) -> 
     places = [place("b"), place("a", failure_domain="rack-1"), place("a", failure_domain=other)]
     with pytest.raises(errors.InvalidArgumentError) as told:
         hosts_of(places)
-    assert f"rank 1 has RamTier(failure_domain='rack-1') and rank 2 has {other!r}" in str(
+    assert f"rank 1 has HostNetwork(failure_domain='rack-1') and rank 2 has {other!r}" in str(
         told.value
     )
     assert "on host a" in str(told.value)
@@ -107,14 +107,16 @@ def test_every_rank_learns_the_same() -> None:
 def test_a_process_alone_is_its_own_host(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOLDFAST_HOST", "here")
     alone = Rendezvous(OwnProcess(), BriskClock())
-    ram = RamTier(failure_domain="rack")
-    assert meet(alone, place_of(OwnProcess(), ram, None)) == found(("here", "rack", None, [0]))
-    assert meet(alone, place_of(OwnProcess(), None, None)) == found(("here", "here", None, [0]))
+    network = HostNetwork(failure_domain="rack")
+    assert meet(alone, place_of(OwnProcess(), network, None)) == found(("here", "rack", None, [0]))
+    assert meet(alone, place_of(OwnProcess(), HostNetwork(), None)) == found(
+        ("here", "here", None, [0])
+    )
 
 
 def test_a_rank_s_slice_is_told_with_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOLDFAST_HOST", "here")
-    where = place_of(RankOf(1, 4, MemoryWords(), slice_index=2), RamTier(), "10.0.0.1:7")
+    where = place_of(RankOf(1, 4, MemoryWords(), slice_index=2), HostNetwork(), "10.0.0.1:7")
     assert where == place("here", slice_index=2, peer_address="10.0.0.1:7")
 
 
@@ -123,20 +125,20 @@ NO_NAMES = ["", "x" * 256, "a\nb", "a\x00", "\x7f", "\x85", "\udcff", 3, ["a"]]
 
 @pytest.mark.parametrize("name", NO_NAMES, ids=ascii)
 def test_a_failure_domain_is_a_name(name: Any) -> None:
-    with pytest.raises(errors.InvalidArgumentError, match=r"RamTier\(failure_domain="):
-        RamTier(failure_domain=name)
+    with pytest.raises(errors.InvalidArgumentError, match=r"HostNetwork\(failure_domain="):
+        HostNetwork(failure_domain=name)
 
 
 @pytest.mark.parametrize("name", ["rack 7/ß", "x" * 255])
 def test_a_name_may_be_long_and_of_any_language(name: str) -> None:
-    assert RamTier(failure_domain=name).failure_domain == name
+    assert HostNetwork(failure_domain=name).failure_domain == name
 
 
 @pytest.mark.parametrize("name", ["a\nb", "rack/7", "x" * 250], ids=["line", "slash", "long"])
 def test_a_host_s_name_is_checked_too(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setenv("HOLDFAST_HOST", name)
     with pytest.raises(errors.InvalidArgumentError, match="HOLDFAST_HOST"):
-        place_of(OwnProcess(), None, None)
+        place_of(OwnProcess(), HostNetwork(), None)
 
 
 def test_a_thousand_hosts_of_four_ranks_are_told_in_little() -> None:

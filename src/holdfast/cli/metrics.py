@@ -65,7 +65,7 @@ def metrics(directory: str | None, file_name: str | None, as_json: bool) -> None
     for number, (agent, answer) in enumerate(answers):
         if number:
             output.print_line("")
-        served = agent.metrics_url or "not served; set RamTier(metrics_port=…)"
+        served = agent.metrics_url or "not served; set HostNetwork(metrics_port=…)"
         output.print_line(f"{answer.run} on {answer.host}: {served}")
         rows = [[name, f"{value:.6g}"] for name, value in flat(answer).items()]
         output.print_table([Column(""), Column("", "right")], rows)

@@ -17,7 +17,7 @@ from holdfast.policy.preservation_policy import (
     BestN,
     PreservationPolicy,
 )
-from holdfast.trainer.options import RamTier
+from holdfast.trainer.options import HostNetwork, RamTier
 
 log = logging.getLogger(__name__)
 
@@ -145,15 +145,19 @@ def _prefixes(name: str, given: object) -> PathPrefixes | None:
     return PathPrefixes(tuple(one.strip("/") for one in names))
 
 
-def check_ram(ram: object) -> None:
-    """Check the RAM tier.
+def check_host(ram: object, network: object) -> None:
+    """Check what a manager is given for its host.
 
     Raises:
-        InvalidArgumentError: It is neither a RamTier nor None.
+        InvalidArgumentError: `ram` is neither a RamTier nor None, or `network` is no HostNetwork.
     """
     if ram is not None and not isinstance(ram, RamTier):
         raise InvalidArgumentError(
             f"CheckpointManager(ram=...): expected a RamTier or None, found {ram!r}"
+        )
+    if not isinstance(network, HostNetwork):
+        raise InvalidArgumentError(
+            f"CheckpointManager(network=...): expected a HostNetwork, found {network!r}"
         )
 
 

@@ -36,7 +36,7 @@ from holdfast.observe.events.schema import ManagerOpened
 from holdfast.observe.metrics.metric_families import AgentMetrics, flat
 from holdfast.policy.preservation_policy import LatestN, PreservationPolicy
 from holdfast.policy.save_decision_policy import ContinuousCheckpointingPolicy, SaveDecisionPolicy
-from holdfast.trainer import arguments
+from holdfast.trainer import arguments, options
 from holdfast.trainer.due_saves import DueSaves
 from holdfast.trainer.finisher import Finisher
 from holdfast.trainer.lifetime import HeldResources, Lifetime, replace_open
@@ -44,7 +44,7 @@ from holdfast.trainer.opening.agent_session import AgentSession
 from holdfast.trainer.opening.job_context import find_job
 from holdfast.trainer.opening.opening import open_run
 from holdfast.trainer.opening.run_views import RunViews
-from holdfast.trainer.options import Options, RamTier, RemoteTier, checked_signals, remote_tier
+from holdfast.trainer.options import HostNetwork, Options, RamTier, RemoteTier
 from holdfast.trainer.planning import Planner
 from holdfast.trainer.position import Position
 from holdfast.trainer.process import terminal
@@ -82,6 +82,7 @@ class CheckpointManager:
         preservation_policy: Which checkpoints the durable tier keeps. The newest one is always
             kept. Default: `LatestN(3)`.
         ram: The tier in this host's memory. None disables it.
+        network: Where this host's agent is reached by other hosts (docs/hosts.md).
         remote: A second durable tier: a URL, a path, or a `RemoteTier` with policies of its own.
             The agents copy committed checkpoints there (docs/two_tiers.md). Default: none.
         takeover: Instead of raising `RunBusyError`, fence another live attempt on the run, and take
@@ -115,21 +116,23 @@ class CheckpointManager:
         save_decision_policy: SaveDecisionPolicy | None = None,
         preservation_policy: PreservationPolicy | None = None,
         ram: RamTier | None = RamTier(),  # noqa: B008 - frozen, so that one default serves all
+        network: HostNetwork = HostNetwork(),  # noqa: B008 - frozen, so that one default serves all
         remote: str | os.PathLike[str] | RemoteTier | None = None,
         takeover: bool = False,
         preemption_signals: Sequence[int] = (signal.SIGTERM,),
         framework: str | Framework | None = None,
     ) -> None:
-        arguments.check_ram(ram)
+        arguments.check_host(ram, network)
         self._clock: Clock = SystemClock()
         process_secs, opened_secs = process_age_secs(), self._clock.monotonic()
         self._options = Options(
             save=save_decision_policy or ContinuousCheckpointingPolicy(),
             preservation=preservation_policy or LatestN(3),
             ram=ram,
-            remote=remote_tier(remote),
+            network=network,
+            remote=options.remote_tier(remote),
             takeover=takeover,
-            preemption_signals=checked_signals(preemption_signals),
+            preemption_signals=options.checked_signals(preemption_signals),
         )
         self.last_restore = None
         self._ends_well = True
@@ -670,15 +673,11 @@ class CheckpointManager:
             self._meter.paused()
         return restored
 
-    # The internal steps of a save that may be due.
-
     @contextlib.contextmanager
     def _blocking(self, call: str, patience_secs: float = waits.PATIENCE_SECS) -> Iterator[None]:
-        """Publish the duration of the block as a time for which saves block the training.
+        """Publish the duration of the block, a part of `call`, as one for which saves block.
 
-        Args:
-            call: The call whose waits are in the block, for messages.
-            patience_secs: How much longer they last after a signal.
+        Its waits last at most `patience_secs` longer after a signal.
         """
         self._asked_secs = self._clock.monotonic()
         if not self._session.is_closed:

@@ -13,7 +13,7 @@ from holdfast.coordination.messages import NAME_CHARS_MAX
 from holdfast.errors import InvalidArgumentError
 from holdfast.host.wire.config import LINGER_SECS
 from holdfast.host.wire.protocol import MetricsAddress, RemoteRequest, TierPolicies
-from holdfast.peers.config import LOOPBACK
+from holdfast.peers.config import LOOPBACK, PeerConfig
 from holdfast.peers.tls import PeerTls
 from holdfast.policy import preservation_policy, save_decision_policy
 from holdfast.policy.preservation_policy import LatestN, PreservationPolicy
@@ -46,18 +46,6 @@ class RamTier:
             much as the tmpfs has.
         linger_secs: How long the agent holds the memory after the last trainer has ended, if one
             died. After a normal `close()` of all it leaves at once.
-        failure_domain: A name for what fails together with this host, such as its rack. Hosts with
-            the same name store no copies for each other. None selects the slice if the job has
-            several, else the host.
-        interface: The address or network interface at which this host's agent serves other hosts.
-            None selects the environment variable `HOLDFAST_INTERFACE`, else loopback. A job on one
-            host serves no others.
-        port: The port at that address; 0 selects a free one.
-        metrics_port: The port at that address where the agent serves metrics for Prometheus; 0
-            selects a free one, which `holdfast status` shows. None selects the environment variable
-            `HOLDFAST_METRICS_PORT`, else serves none. See docs/metrics.md.
-        tls: Mutual TLS between the agents. None authenticates agents by the run's token alone, and
-            sends data unencrypted.
 
     Raises:
         InvalidArgumentError: An argument has the wrong type or is out of range.
@@ -68,11 +56,6 @@ class RamTier:
     copies: int = 2
     limit_bytes: int | None = None
     linger_secs: float = LINGER_SECS
-    failure_domain: str | None = None
-    interface: str | None = None
-    port: int = 0
-    tls: PeerTls | None = None
-    metrics_port: int | None = None
 
     def __post_init__(self) -> None:
         if self.save_decision_policy is not None:
@@ -86,25 +69,61 @@ class RamTier:
         for name, value, least in (
             ("copies", self.copies, 1),
             ("limit_bytes", self.limit_bytes, 0),
-            ("port", self.port, 0),
-            ("metrics_port", self.metrics_port, 0),
         ):
             if value is not None and (type(value) is not int or value < least):
                 raise InvalidArgumentError(
                     f"RamTier({name}=...): expected an int of at least {least}, found {value!r}"
                 )
-        if (self.metrics_port or 0) > PORT_MAX:
-            raise InvalidArgumentError(
-                f"RamTier(metrics_port=...): expected at most {PORT_MAX}, found {self.metrics_port}"
-            )
         if isinstance(self.linger_secs, bool) or not 0 <= self.linger_secs < float("inf"):
             raise InvalidArgumentError(
                 f"RamTier(linger_secs=...): expected seconds, 0 or more, found {self.linger_secs!r}"
             )
-        if self.failure_domain is not None:
-            check_name("RamTier(failure_domain=...)", self.failure_domain)
-        if self.interface is not None:
-            check_name("RamTier(interface=...)", self.interface)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostNetwork:
+    """This host's end of the network, at which its agent is reached, and what fails with the host.
+
+    A job on one host uses `metrics_port` alone. Each host may have other values.
+
+    Args:
+        interface: The address or network interface at which this host's agent serves other hosts.
+            None selects the environment variable `HOLDFAST_INTERFACE`, else loopback.
+        port: The port at that address; 0 selects a free one.
+        tls: Mutual TLS between the agents. None authenticates agents by the run's token alone, and
+            sends data unencrypted.
+        metrics_port: The port at that address where the agent serves metrics for Prometheus; 0
+            selects a free one, which `holdfast status` shows. None selects the environment variable
+            `HOLDFAST_METRICS_PORT`, else serves none. See docs/metrics.md.
+        failure_domain: A name for what fails together with this host, such as its rack. Hosts with
+            the same name store no copies for each other. None selects the slice if the job has
+            several, else the host.
+
+    Raises:
+        InvalidArgumentError: An argument has the wrong type or is out of range.
+    """
+
+    interface: str | None = None
+    port: int = 0
+    tls: PeerTls | None = None
+    metrics_port: int | None = None
+    failure_domain: str | None = None
+
+    def __post_init__(self) -> None:
+        ports = {"port": self.port, "metrics_port": self.metrics_port}
+        for name, port in ports.items():
+            is_unset = port is None and name == "metrics_port"
+            if not is_unset and (type(port) is not int or not 0 <= port <= PORT_MAX):
+                raise InvalidArgumentError(
+                    f"HostNetwork({name}=...): expected a port of 0 to {PORT_MAX}, found {port!r}"
+                )
+        if self.tls is not None and not isinstance(self.tls, PeerTls):
+            raise InvalidArgumentError(
+                f"HostNetwork(tls=...): expected a PeerTls or None, found {self.tls!r}"
+            )
+        for name, text in (("interface", self.interface), ("failure_domain", self.failure_domain)):
+            if text is not None:
+                check_name(f"HostNetwork({name}=...)", text)
 
     @property
     def serving_address(self) -> str:
@@ -186,6 +205,7 @@ class Options:
     save: SaveDecisionPolicy
     preservation: PreservationPolicy
     ram: RamTier | None
+    network: HostNetwork = field(default_factory=HostNetwork)
     remote: RemoteTier | None = None
     takeover: bool
     preemption_signals: tuple[signal.Signals, ...]
@@ -200,6 +220,16 @@ class Options:
             user_preserves=keep.by_user is not None,
         )
 
+    def peer_config(self, token_file: str) -> PeerConfig:
+        """Return where this host's agent serves the job's other hosts, also without a RAM tier."""
+        network = self.network
+        return PeerConfig(
+            token_file=token_file,
+            address=network.serving_address,
+            port=network.port,
+            tls=network.tls,
+        )
+
     @property
     def metrics(self) -> MetricsAddress | None:
         """Where this host's agent is to serve metrics; None: nowhere.
@@ -207,7 +237,7 @@ class Options:
         Raises:
             InvalidArgumentError: The port is none, or a package is missing.
         """
-        port = self.ram.metrics_port if self.ram is not None else None
+        port = self.network.metrics_port
         given = os.environ.get(METRICS_VARIABLE, "").strip()
         if port is None and given:
             if not given.isascii() or not given.isdecimal() or int(given) > PORT_MAX:
@@ -222,7 +252,7 @@ class Options:
                 f"serve metrics at port {port}: the package prometheus_client is missing; install "
                 "holdfast-checkpoint[metrics]"
             )
-        return MetricsAddress(address=(self.ram or RamTier()).serving_address, port=port)
+        return MetricsAddress(address=self.network.serving_address, port=port)
 
     @property
     def remote_text(self) -> str | None:

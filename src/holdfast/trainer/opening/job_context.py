@@ -151,16 +151,16 @@ def find_job(
     """
     with rendezvous.propagating_errors("look at this host's RAM"):
         check_foreign_ram(run.run_id, run.durable, clock)
-    hosts = meet(rendezvous, place_of(processes, options.ram, None))
+    hosts = meet(rendezvous, place_of(processes, options.network, None))
     attempt = PresentAttempt()
     config = _config(run, options, None)
     peers = JobPeers({}, _nowhere)
     if hosts.count > 1:
         token_file = share_token(run.location, run.run_id, rendezvous, clock)
         with rendezvous.propagating_errors("meet the hosts"):
-            config = _config(run, options, _peer_config(options, token_file))
+            config = _config(run, options, options.peer_config(token_file))
             address = _start(config, clock)
-        hosts = meet(rendezvous, place_of(processes, options.ram, address))
+        hosts = meet(rendezvous, place_of(processes, options.network, address))
         peers = _job_peers(run, config, hosts, attempt, clock)
     attach = _attach(run, options, processes, hosts)
     replicas = Replicas(hosts.domains(), attach.copies) if hosts.count > 1 else NO_REPLICAS
@@ -176,15 +176,6 @@ def find_job(
         ),
         remote=run.remote,
         hosts=hosts.host_of_each(),
-    )
-
-
-def _peer_config(options: Options, token_file: str) -> PeerConfig:
-    ram = options.ram
-    if ram is None:
-        return PeerConfig(token_file=token_file)
-    return PeerConfig(
-        token_file=token_file, address=ram.serving_address, port=ram.port, tls=ram.tls
     )
 
 

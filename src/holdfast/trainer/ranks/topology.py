@@ -15,7 +15,7 @@ from holdfast.coordination.rank_runs import Runs, count_in, ranks_in, runs_of
 from holdfast.errors import InvalidArgumentError
 from holdfast.format.json_codec import decode
 from holdfast.local_agent.place import HOST_VARIABLE, host_name
-from holdfast.trainer.options import RamTier, check_name
+from holdfast.trainer.options import HostNetwork, check_name
 from holdfast.trainer.ranks.rendezvous import Rendezvous, json_text
 
 HOST_SIZE_MAX_BYTES = 150
@@ -90,7 +90,7 @@ class _HostAnswer(msgspec.Struct, frozen=True, array_like=True):
     ranks: Runs
 
 
-def place_of(processes: Processes, ram: RamTier | None, peer_address: str | None) -> RankPlace:
+def place_of(processes: Processes, network: HostNetwork, peer_address: str | None) -> RankPlace:
     """Return the place of this rank.
 
     Raises:
@@ -98,7 +98,7 @@ def place_of(processes: Processes, ram: RamTier | None, peer_address: str | None
     """
     return RankPlace(
         host=checked_host(host_name()),
-        failure_domain=ram.failure_domain if ram is not None else None,
+        failure_domain=network.failure_domain,
         slice_index=processes.slice_index,
         peer_address=peer_address,
     )
@@ -171,7 +171,7 @@ def _domain(host: str, places: Sequence[RankPlace], ranks: list[int]) -> str:
         domain = places[rank].failure_domain
         if domain != first.failure_domain:
             raise InvalidArgumentError(
-                f"meet the hosts: rank {ranks[0]} has RamTier(failure_domain="
+                f"meet the hosts: rank {ranks[0]} has HostNetwork(failure_domain="
                 f"{first.failure_domain!r}) and rank {rank} has {domain!r}, but both are on host "
                 f"{host}, which fails as a whole; set the same for both, or a different "
                 f"{HOST_VARIABLE} for each if they are on different hosts"
