@@ -2,7 +2,7 @@
 
 The steps are a fixed number of small products of matrices, calibrated to 10 ms. No save is due, so
 that only the observation differs: a reader scrapes the metrics each second, a live page is open,
-each step reports a wait for data, and some ask for `manager.metrics()`.
+each step reports a wait for data, and some ask for `manager.stats()`.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def watched(*, directory: str, steps: int, blocks: int) -> dict[str, Any]:
     found: dict[str, list[float]] = {"plain": [], "watched": []}
     calls: dict[str, list[float]] = {"plain": [], "watched": []}
     metrics_secs: list[float] = []
-    ram, network = holdfast.RamTier(linger_secs=0), holdfast.HostNetwork(metrics_port=0)
+    ram, network = holdfast.RamTier(linger_secs=0), holdfast.HostNetwork(prometheus_port=0)
     with holdfast.CheckpointManager(
         directory,
         framework="numpy",
@@ -91,7 +91,7 @@ def watched(*, directory: str, steps: int, blocks: int) -> dict[str, Any]:
                     number += 1
                 if kind == "watched":
                     began = time.perf_counter()
-                    manager.metrics()
+                    manager.stats()
                     metrics_secs.append(time.perf_counter() - began)
     return {
         "step_secs": {kind: statistics.median(secs) for kind, secs in found.items()},
@@ -128,6 +128,6 @@ def _metrics_url() -> str:
     for root in roots():
         for folder in root.iterdir() if root.exists() else ():
             status = status_of(folder)
-            if status is not None and status.metrics_url is not None:
-                return status.metrics_url
+            if status is not None and status.prometheus_url is not None:
+                return status.prometheus_url
     raise RuntimeError("the agent serves no metrics")

@@ -28,3 +28,9 @@ def test_the_place_of_a_run_is_its_directory_and_the_first_argument(
     first = next(iter(inspect.signature(call).parameters.values()))
     assert first.name == "directory"
     assert first.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD
+
+
+def test_metrics_are_what_a_program_saves_with_a_checkpoint() -> None:
+    takers = [holdfast.CheckpointManager.save, holdfast.CheckpointManager.finish, holdfast.save]
+    assert all("metrics" in inspect.signature(call).parameters for call in takers)
+    assert not hasattr(holdfast.CheckpointManager, "metrics")

@@ -88,4 +88,4 @@ def test_the_shell_completes_commands() -> None:
         prog_name="holdfast",
         env=completing | {"_HOLDFAST_COMPLETE": "bash_complete"},
     )
-    assert result.output.split() == ["plain,status", "plain,stop"]
+    assert result.output.split() == ["plain,status", "plain,stats", "plain,stop"]

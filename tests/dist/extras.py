@@ -65,7 +65,8 @@ import holdfast
 
 with socket.create_server(("127.0.0.1", 0)) as server:
     port = server.getsockname()[1]
-with holdfast.CheckpointManager("runs/one", network=holdfast.HostNetwork(metrics_port=port)) as manager:
+network = holdfast.HostNetwork(prometheus_port=port)
+with holdfast.CheckpointManager("runs/one", network=network) as manager:
     manager.save(0, {"w": np.zeros(10)}, force=True)
     text = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10).read().decode()
 assert "holdfast_" in text, text
@@ -85,7 +86,7 @@ EXTRAS = {
         "import holdfast.interop.orbax.orbax_export\n"
         "import holdfast.interop.orbax.orbax_import\n"
     ),
-    "metrics": Extra(METRICS),
+    "prometheus": Extra(METRICS),
     "cuda": Extra(CUDA),
     "demo": Extra(
         "import holdfast.demo.data\n"

@@ -16,7 +16,7 @@ from tests.monitoring.queries import dashboard_queries
 
 METRIC = re.compile(r"\bholdfast_\w+")
 RECORDED = re.compile(r"\bholdfast:[\w:]+")
-PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
+PAGE = Path(__file__).parents[2] / "docs" / "monitoring.md"
 
 
 def exported_names() -> set[str]:

@@ -98,7 +98,7 @@ def scraped_job(run: Path, folder: Path) -> Iterator[tuple[list[Host], Prometheu
     with some_hosts(3) as hosts:
         ports = [free_port() for _ in hosts]
         for one, port in zip(hosts, ports, strict=True):
-            one.variables["HOLDFAST_METRICS_PORT"] = str(port)
+            one.variables["HOLDFAST_PROMETHEUS_PORT"] = str(port)
         job = start_job(hosts, run, steps=100_000, interval=5, sleep=0.05)
         prometheus = Prometheus(folder, [f"127.0.0.1:{port}" for port in ports])
         try:
@@ -145,7 +145,7 @@ def test_every_panel_has_values_and_a_lost_host_fires_the_alert(tmp_path: Path) 
         wait_until(
             lambda: (
                 [m["instance"] for m, _ in prometheus.values("up == 0")]
-                == [f"127.0.0.1:{hosts[2].variables['HOLDFAST_METRICS_PORT']}"]
+                == [f"127.0.0.1:{hosts[2].variables['HOLDFAST_PROMETHEUS_PORT']}"]
             )
         )
         # What the leader has seen once the others end too: a host was lost, not a process.

@@ -18,7 +18,7 @@ BAD = [
     {"port": 65536},
     {"port": None},
     {"port": True},
-    {"metrics_port": "9464"},
+    {"prometheus_port": "9464"},
     {"interface": ""},
     {"interface": 1},
     {"failure_domain": ""},

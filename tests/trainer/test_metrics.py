@@ -18,7 +18,7 @@ import holdfast
 from holdfast.errors import InvalidArgumentError
 from holdfast.observe.metrics.metric_families import METRICS
 from holdfast.policy.save_decision_policy import FixedIntervalPolicy
-from holdfast.trainer.options import METRICS_VARIABLE
+from holdfast.trainer.options import PROMETHEUS_VARIABLE
 from tests.cli.command_line import answer
 from tests.hosts import Host, wait_until
 from tests.monitoring.test_prometheus import free_port
@@ -46,7 +46,7 @@ def scraped(url: str) -> dict[str, float]:
 
 
 def url_of(one: Host) -> str:
-    url = one.agent().metrics_url
+    url = one.agent().prometheus_url
     assert url is not None
     return url
 
@@ -57,7 +57,7 @@ def test_the_counts_are_those_of_the_training(one_host: Host, tmp_path: Path) ->
         run,
         framework="numpy",
         save_decision_policy=FixedIntervalPolicy(10),
-        network=holdfast.HostNetwork(metrics_port=0),
+        network=holdfast.HostNetwork(prometheus_port=0),
     ) as manager:
         state = {"w": np.arange(1000.0)}
         for step in range(31):
@@ -65,13 +65,13 @@ def test_the_counts_are_those_of_the_training(one_host: Host, tmp_path: Path) ->
                 pass
             manager.save(step, state)
             manager.wait_until_finished()
-        wait_until(lambda: manager.metrics()["holdfast/step"] == 30)
+        wait_until(lambda: manager.stats()["holdfast/step"] == 30)
         url = url_of(one_host)
         wait_until(lambda: "holdfast_survivable_domain_losses" in scraped(url))
-        found, flat = scraped(url), manager.metrics()
+        found, flat = scraped(url), manager.stats()
         with pytest.raises(urllib.error.HTTPError, match="403"):
             scraped_as("evil.example", url)
-        shown = answer(one_host, "metrics", run)["agents"]
+        shown = answer(one_host, "stats", run)["agents"]
     assert found["holdfast_step"] == 30
     assert found["holdfast_checkpoint_committed_total{'tier': 'durable'}"] == 4
     assert found["holdfast_commit_duration_seconds_count{'tier': 'ram'}"] == 4
@@ -82,13 +82,13 @@ def test_the_counts_are_those_of_the_training(one_host: Host, tmp_path: Path) ->
     assert flat["holdfast/checkpoint_committed_total/durable"] == 4.0
     assert all(type(value) is float for value in flat.values())
     (agent,) = shown
-    assert (agent["run"], agent["host"], agent["metrics_url"]) == (str(run), one_host.name, url)
-    assert agent["metrics"].keys() >= flat.keys()
+    assert (agent["run"], agent["host"], agent["prometheus_url"]) == (str(run), one_host.name, url)
+    assert agent["stats"].keys() >= flat.keys()
 
 
 def test_every_metric_is_served_in_the_end(one_host: Host, tmp_path: Path) -> None:
     with holdfast.CheckpointManager(
-        tmp_path / "run", framework="numpy", network=holdfast.HostNetwork(metrics_port=0)
+        tmp_path / "run", framework="numpy", network=holdfast.HostNetwork(prometheus_port=0)
     ) as manager:
         url = url_of(one_host)
         for step in range(100):
@@ -115,11 +115,11 @@ def test_metrics_that_cannot_be_served_are_a_warning_and_the_training_goes_on(
 ) -> None:
     port = free_port()
     with holdfast.CheckpointManager(
-        tmp_path / "a", framework="numpy", network=holdfast.HostNetwork(metrics_port=port)
+        tmp_path / "a", framework="numpy", network=holdfast.HostNetwork(prometheus_port=port)
     ):
         assert url_of(one_host) == f"http://127.0.0.1:{port}/metrics"
         with holdfast.CheckpointManager(
-            tmp_path / "b", framework="numpy", network=holdfast.HostNetwork(metrics_port=port)
+            tmp_path / "b", framework="numpy", network=holdfast.HostNetwork(prometheus_port=port)
         ) as other:
             assert other.save(0, {"w": np.zeros(3)})
     assert f"serves no metrics: serve metrics at 127.0.0.1, port {port}" in caplog.text
@@ -131,27 +131,27 @@ def test_an_agent_that_is_not_asked_imports_no_exporter_and_serves_nothing(
 ) -> None:
     with holdfast.CheckpointManager(tmp_path / "run", framework="numpy") as manager:
         agent = one_host.agent()
-        assert agent.metrics_url is None
+        assert agent.prometheus_url is None
         maps = Path(f"/proc/{agent.pid}/maps").read_text()
         assert "aiohttp" not in maps  # its parser is a compiled module
-        assert manager.metrics()["holdfast/trainers"] == 1.0
+        assert manager.stats()["holdfast/trainers"] == 1.0
     with pytest.raises(InvalidArgumentError, match="closed"):
-        manager.metrics()
+        manager.stats()
 
 
 def test_the_port_may_come_from_the_environment(
     one_host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     port = free_port()
-    monkeypatch.setenv(METRICS_VARIABLE, str(port))
+    monkeypatch.setenv(PROMETHEUS_VARIABLE, str(port))
     with holdfast.CheckpointManager(tmp_path / "run", framework="numpy", ram=None):
         assert url_of(one_host) == f"http://127.0.0.1:{port}/metrics"
     for wrong in ("many", "-1", "70000", "9464a"):
-        monkeypatch.setenv(METRICS_VARIABLE, wrong)
-        with pytest.raises(InvalidArgumentError, match=METRICS_VARIABLE):
+        monkeypatch.setenv(PROMETHEUS_VARIABLE, wrong)
+        with pytest.raises(InvalidArgumentError, match=PROMETHEUS_VARIABLE):
             holdfast.CheckpointManager(tmp_path / "run", framework="numpy")
-    with pytest.raises(InvalidArgumentError, match="metrics_port"):
-        holdfast.HostNetwork(metrics_port=65536)
+    with pytest.raises(InvalidArgumentError, match="prometheus_port"):
+        holdfast.HostNetwork(prometheus_port=65536)
 
 
 def test_without_the_package_a_port_is_refused_with_the_extra_to_install(tmp_path: Path) -> None:
@@ -161,7 +161,7 @@ def test_without_the_package_a_port_is_refused_with_the_extra_to_install(tmp_pat
         "u.find_spec = lambda n, *a: None if n == 'prometheus_client' else find(n, *a)\n"
         "import holdfast\n"
         "holdfast.CheckpointManager(sys.argv[1], framework='numpy',"
-        " network=holdfast.HostNetwork(metrics_port=0))\n"
+        " network=holdfast.HostNetwork(prometheus_port=0))\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", script, str(tmp_path / "run")],
@@ -170,12 +170,12 @@ def test_without_the_package_a_port_is_refused_with_the_extra_to_install(tmp_pat
         env=os.environ | {"HOLDFAST_RAM": str(tmp_path)},
         check=False,
     )
-    assert "install holdfast-checkpoint[metrics]" in done.stderr
+    assert "install holdfast-checkpoint[prometheus]" in done.stderr
 
 
 def test_the_files_are_printed_as_they_are(one_host: Host) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "holdfast", "metrics", "--dashboard"],
+        [sys.executable, "-m", "holdfast", "stats", "--dashboard"],
         capture_output=True,
         text=True,
         check=True,

@@ -23,7 +23,6 @@ from holdfast.cli.events import events
 from holdfast.cli.files import export, import_files
 from holdfast.cli.interruption import INTERRUPTED
 from holdfast.cli.ls import ls
-from holdfast.cli.metrics import metrics
 from holdfast.cli.output import print_error, print_json, showing_log
 from holdfast.cli.page import page
 from holdfast.cli.report import report
@@ -31,6 +30,7 @@ from holdfast.cli.rm import rm
 from holdfast.cli.run import run
 from holdfast.cli.save import save
 from holdfast.cli.show import show
+from holdfast.cli.stats import stats
 from holdfast.cli.status import status
 from holdfast.cli.stop import stop
 from holdfast.cli.streams import OF_OUTPUT, discard_rest, prepare
@@ -54,7 +54,7 @@ def commands() -> None:
 
 
 _COMMANDS = (ls, show, verify, events, report, advise, save, copy, rm, export, import_files)
-for _command in (*_COMMANDS, status, watch, page, metrics, stop, clean, uploads, doctor, run, demo):
+for _command in (*_COMMANDS, status, watch, page, stats, stop, clean, uploads, doctor, run, demo):
     commands.add_command(_command)
 
 

@@ -114,7 +114,7 @@ def _print(agent: protocol.AgentStatus) -> None:
         ("run", f"{agent.run}, attempt {agent.attempt}"),
         ("agent", f"process {agent.pid} on host {agent.host}, {_leaving(agent)}"),
         ("memory", f"{size_text(agent.ram_bytes)} in {agent.folder}"),
-        *([("metrics", agent.metrics_url)] if agent.metrics_url is not None else []),
+        *([("prometheus", agent.prometheus_url)] if agent.prometheus_url is not None else []),
         *_named("trainers", [_trainer(trainer) for trainer in agent.trainers]),
         *_named("holds", [_held(held) for held in agent.held]),
     ]

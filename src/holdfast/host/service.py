@@ -271,7 +271,7 @@ class Service:
             peer_address=str(address) if address is not None else None,
             pulled_bytes=ram.pulled_bytes,
             waits_for=view.waits_for,
-            metrics_url=self._metrics_server.url,
+            prometheus_url=self._metrics_server.url,
             remote=self._agent.mirroring.upload_status(),
         )
 

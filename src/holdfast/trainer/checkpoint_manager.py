@@ -512,22 +512,22 @@ class CheckpointManager:
         self._lifetime.check_call("waiting")
         return self._wait.of(reason)
 
-    def metrics(self) -> dict[str, float]:
+    def stats(self) -> dict[str, float]:
         """Return what this host's agent has counted, as numbers by name, for a logger.
 
         ```python
         if step % 100 == 0:
-            wandb.log(manager.metrics(), step=step)
+            wandb.log(manager.stats(), step=step)
         ```
 
-        Names are those of docs/metrics.md with slashes: `holdfast/checkpoint_age_seconds/durable`.
+        Names: docs/monitoring.md, with slashes (`holdfast/checkpoint_age_seconds/durable`).
         The call asks the agent, which takes about a millisecond: it is not for every short step.
 
         Raises:
             AgentUnavailableError: No agent can be reached.
             InvalidArgumentError: The manager is closed, or another thread uses it.
         """
-        self._lifetime.check_call("metrics")
+        self._lifetime.check_call("stats")
         return flat(self._session.call("metrics", protocol.Empty(), AgentMetrics))
 
     def wait_until_finished(

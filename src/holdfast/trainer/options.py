@@ -24,7 +24,7 @@ from holdfast.policy.save_decision_policy import (
 from holdfast.store.location import RunLocation
 
 INTERFACE_VARIABLE = "HOLDFAST_INTERFACE"
-METRICS_VARIABLE = "HOLDFAST_METRICS_PORT"
+PROMETHEUS_VARIABLE = "HOLDFAST_PROMETHEUS_PORT"
 PORT_MAX = 65535
 
 NAME_SHOWN_MAX = 300
@@ -84,7 +84,7 @@ class RamTier:
 class HostNetwork:
     """This host's end of the network, at which its agent is reached, and what fails with the host.
 
-    A job on one host uses `metrics_port` alone. Each host may have other values.
+    A job on one host uses `prometheus_port` alone. Each host may have other values.
 
     Args:
         interface: The address or network interface at which this host's agent serves other hosts.
@@ -92,9 +92,9 @@ class HostNetwork:
         port: The port at that address; 0 selects a free one.
         tls: Mutual TLS between the agents. None authenticates agents by the run's token alone, and
             sends data unencrypted.
-        metrics_port: The port at that address where the agent serves metrics for Prometheus; 0
+        prometheus_port: The port at that address where the agent serves metrics for Prometheus; 0
             selects a free one, which `holdfast status` shows. None selects the environment variable
-            `HOLDFAST_METRICS_PORT`, else serves none. See docs/metrics.md.
+            `HOLDFAST_PROMETHEUS_PORT`, else serves none. See docs/monitoring.md.
         failure_domain: A name for what fails together with this host, such as its rack. Hosts with
             the same name store no copies for each other. None selects the slice if the job has
             several, else the host.
@@ -106,13 +106,13 @@ class HostNetwork:
     interface: str | None = None
     port: int = 0
     tls: PeerTls | None = None
-    metrics_port: int | None = None
+    prometheus_port: int | None = None
     failure_domain: str | None = None
 
     def __post_init__(self) -> None:
-        ports = {"port": self.port, "metrics_port": self.metrics_port}
+        ports = {"port": self.port, "prometheus_port": self.prometheus_port}
         for name, port in ports.items():
-            is_unset = port is None and name == "metrics_port"
+            is_unset = port is None and name == "prometheus_port"
             if not is_unset and (type(port) is not int or not 0 <= port <= PORT_MAX):
                 raise InvalidArgumentError(
                     f"HostNetwork({name}=...): expected a port of 0 to {PORT_MAX}, found {port!r}"
@@ -237,12 +237,12 @@ class Options:
         Raises:
             InvalidArgumentError: The port is none, or a package is missing.
         """
-        port = self.network.metrics_port
-        given = os.environ.get(METRICS_VARIABLE, "").strip()
+        port = self.network.prometheus_port
+        given = os.environ.get(PROMETHEUS_VARIABLE, "").strip()
         if port is None and given:
             if not given.isascii() or not given.isdecimal() or int(given) > PORT_MAX:
                 raise InvalidArgumentError(
-                    f"{METRICS_VARIABLE}: expected a port of 0 to {PORT_MAX}, found {given!r}"
+                    f"{PROMETHEUS_VARIABLE}: expected a port of 0 to {PORT_MAX}, found {given!r}"
                 )
             port = int(given)
         if port is None:
@@ -250,7 +250,7 @@ class Options:
         if importlib.util.find_spec("prometheus_client") is None:
             raise InvalidArgumentError(
                 f"serve metrics at port {port}: the package prometheus_client is missing; install "
-                "holdfast-checkpoint[metrics]"
+                "holdfast-checkpoint[prometheus]"
             )
         return MetricsAddress(address=self.network.serving_address, port=port)
 

@@ -49,7 +49,7 @@ class MetricsServer:
         except HoldfastError as error:
             reason = str(error)
         except ImportError as error:
-            reason = f"{error}; install holdfast-checkpoint[metrics]"
+            reason = f"{error}; install holdfast-checkpoint[prometheus]"
         else:
             return None
         log.warning("serves no metrics: %s", reason)

@@ -470,7 +470,7 @@ class AgentStatus(msgspec.Struct, frozen=True, kw_only=True):
         peer_address: where it serves its peers, if it does.
         pulled_bytes: the bytes that it has copied from its peers' images.
         waits_for: what the trainers whose attempt has not begun wait for; empty if there are none.
-        metrics_url: where it serves metrics; None: it does not.
+        prometheus_url: where it serves metrics; None: it does not.
         remote: the run's remote tier; None if it has none.
     """
 
@@ -489,5 +489,5 @@ class AgentStatus(msgspec.Struct, frozen=True, kw_only=True):
     peer_address: str | None = None
     pulled_bytes: int = 0
     waits_for: str = ""
-    metrics_url: str | None = None
+    prometheus_url: str | None = None
     remote: RemoteStatus | None = None

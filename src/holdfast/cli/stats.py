@@ -1,4 +1,4 @@
-"""Implement `holdfast metrics`: print what agents count, and the files for Prometheus."""
+"""Implement `holdfast stats`: print what agents count, and the files for Prometheus."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from holdfast.trainer.opening.run_access import read_only
     help="Print a dashboard for Grafana.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
-def metrics(directory: str | None, file_name: str | None, as_json: bool) -> None:
-    """Show the metrics of the agents on this host, or of the run in DIR.
+def stats(directory: str | None, file_name: str | None, as_json: bool) -> None:
+    """Show what the agents on this host have counted, or those of the run in DIR.
 
-    They count from the start of the agent. Where an agent serves them to Prometheus, that address
-    is shown too; docs/metrics.md explains how to set it up.
+    They count from the start of the agent. Where an agent serves Prometheus, its address is shown
+    too; docs/monitoring.md explains how to set it up.
     """
     if file_name is not None:
         click.echo(monitoring.read_file(file_name), nl=False)
@@ -50,8 +50,8 @@ def metrics(directory: str | None, file_name: str | None, as_json: bool) -> None
                     {
                         "run": answer.run,
                         "host": answer.host,
-                        "metrics_url": agent.metrics_url,
-                        "metrics": flat(answer),
+                        "prometheus_url": agent.prometheus_url,
+                        "stats": flat(answer),
                     }
                     for agent, answer in answers
                 ]
@@ -65,7 +65,7 @@ def metrics(directory: str | None, file_name: str | None, as_json: bool) -> None
     for number, (agent, answer) in enumerate(answers):
         if number:
             output.print_line("")
-        served = agent.metrics_url or "not served; set HostNetwork(metrics_port=…)"
+        served = agent.prometheus_url or "not served; set HostNetwork(prometheus_port=…)"
         output.print_line(f"{answer.run} on {answer.host}: {served}")
         rows = [[name, f"{value:.6g}"] for name, value in flat(answer).items()]
         output.print_table([Column(""), Column("", "right")], rows)
