@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from types import ModuleType
 
 import pytest
 
@@ -34,3 +35,25 @@ def test_metrics_are_what_a_program_saves_with_a_checkpoint() -> None:
     takers = [holdfast.CheckpointManager.save, holdfast.CheckpointManager.finish, holdfast.save]
     assert all("metrics" in inspect.signature(call).parameters for call in takers)
     assert not hasattr(holdfast.CheckpointManager, "metrics")
+
+
+@pytest.mark.parametrize(
+    ("module", "method"),
+    [
+        (holdfast.save_decision_policy, "should_save"),
+        (holdfast.preservation_policy, "should_preserve"),
+    ],
+    ids=["save", "preservation"],
+)
+def test_a_module_of_policies_has_policies_and_their_context(
+    module: ModuleType, method: str
+) -> None:
+    exported = [getattr(module, name) for name in module.__all__]
+    others = [each.__name__ for each in exported if not hasattr(each, method)]
+    assert others in (["SaveContext"], ["PreservationContext"])
+    defined = {
+        name
+        for name, value in vars(module).items()
+        if not name.startswith("_") and getattr(value, "__module__", None) == module.__name__
+    }
+    assert defined <= set(module.__all__)

@@ -13,7 +13,12 @@ from holdfast.errors import InvalidArgumentError, RunBusyError, StorageError
 from holdfast.host.leaving import REFUSED_SECS
 from holdfast.host.wire import protocol
 from holdfast.host.wire.control_block import INCARNATION, SEAT_COUNT, step_cell
-from holdfast.policy import preservation_policy, save_decision_policy
+from holdfast.policy import (
+    preservation_evaluation,
+    preservation_policy,
+    save_decision_policy,
+    save_evaluation,
+)
 from tests.trust.in_process import InProcessHost, in_process_host
 
 
@@ -48,10 +53,8 @@ def stranger(group: str, **changes: Any) -> protocol.Attach:
             attempt=None,
             takeover=False,
             durable=protocol.TierPolicies(
-                save=save_decision_policy.encode(
-                    save_decision_policy.FixedIntervalPolicy(77)
-                ).decode(),
-                preserve=preservation_policy.encode(preservation_policy.LatestN(1)).decode(),
+                save=save_evaluation.encode(save_decision_policy.FixedIntervalPolicy(77)).decode(),
+                preserve=preservation_evaluation.encode(preservation_policy.LatestN(1)).decode(),
             ),
             ram=None,
             ram_limit_bytes=12345,

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from holdfast import preservation_policy, save_decision_policy
 from holdfast.errors import InvalidArgumentError
+from holdfast.policy import preservation_evaluation, save_evaluation
 from tests.policy.strategies import (
     UserSavePolicy,
     any_keeper,
@@ -22,12 +23,12 @@ from tests.policy.strategies import (
     keeps_nothing,
 )
 
-MODULES = [save_decision_policy, preservation_policy]
+MODULES = [save_evaluation, preservation_evaluation]
 
 
 @given(policy=any_save(by_step | by_agent))
 def test_save_policy_comes_back_as_it_was(policy: Any) -> None:
-    back = save_decision_policy.decode(save_decision_policy.encode(policy))
+    back = save_evaluation.decode(save_evaluation.encode(policy))
     assert type(back) is type(policy)
     assert back == policy
     assert repr(back) == repr(policy)
@@ -35,7 +36,7 @@ def test_save_policy_comes_back_as_it_was(policy: Any) -> None:
 
 @given(policy=any_keeper(built_in_keepers))
 def test_preservation_policy_comes_back_as_it_was(policy: Any) -> None:
-    back = preservation_policy.decode(preservation_policy.encode(policy))
+    back = preservation_evaluation.decode(preservation_evaluation.encode(policy))
     assert type(back) is type(policy)
     assert back == policy
     assert repr(back) == repr(policy)
@@ -65,7 +66,7 @@ def test_preservation_policy_comes_back_as_it_was(policy: Any) -> None:
 )
 def test_a_message_names_the_class_and_its_arguments(policy: Any, message: dict[str, Any]) -> None:
     is_save = hasattr(policy, "should_save")
-    module = save_decision_policy if is_save else preservation_policy
+    module = save_evaluation if is_save else preservation_evaluation
     expected = {"policy": type(policy).__name__, **message}
     assert json.loads(module.encode(policy)) == expected
 
@@ -76,10 +77,10 @@ def test_users_policy_is_not_encoded() -> None:
     whole = save_decision_policy.AnySavePolicy([save_decision_policy.FixedIntervalPolicy(1), save])
     for policy in (save, whole):
         with pytest.raises(InvalidArgumentError, match="found UserSavePolicy"):
-            save_decision_policy.encode(policy)
+            save_evaluation.encode(policy)
     for kept in (keeper, preservation_policy.AnyPreservationPolicy([keeper])):
         with pytest.raises(InvalidArgumentError, match="found UserPreservationPolicy"):
-            preservation_policy.encode(kept)
+            preservation_evaluation.encode(kept)
 
 
 def test_subclass_of_a_built_in_policy_is_not_encoded_as_its_base() -> None:
@@ -88,7 +89,7 @@ def test_subclass_of_a_built_in_policy_is_not_encoded_as_its_base() -> None:
 
     for policy in (Mine(1), save_decision_policy.AnySavePolicy([Mine(1)])):
         with pytest.raises(InvalidArgumentError, match="found Mine"):
-            save_decision_policy.encode(policy)
+            save_evaluation.encode(policy)
 
 
 DEEP = 200_000
@@ -175,9 +176,9 @@ def test_any_bytes_are_a_policy_or_an_invalid_argument(module: ModuleType, data:
 def test_changed_byte_of_a_message_gives_a_policy_or_an_invalid_argument(
     policy: Any, position: int, replacement: int
 ) -> None:
-    data = bytearray(preservation_policy.encode(policy))
+    data = bytearray(preservation_evaluation.encode(policy))
     data[position % len(data)] = replacement
     try:
-        preservation_policy.decode(bytes(data))
+        preservation_evaluation.decode(bytes(data))
     except InvalidArgumentError:
         return

@@ -11,6 +11,7 @@ import pytest
 from holdfast.errors import InvalidArgumentError
 from holdfast.observe.reports.simulate import Cluster, FailureKind, TierSetting, simulate
 from holdfast.policy.best_interval import BUDGET_LONGEST_SECS, best_interval_secs, waste
+from holdfast.policy.contexts import CheckpointInfo, SaveContext
 from holdfast.policy.interval_tuner import (
     FREE_SECS,
     LONGEST_SECS,
@@ -20,14 +21,10 @@ from holdfast.policy.interval_tuner import (
 )
 from holdfast.policy.save_decision_policy import (
     AnySavePolicy,
-    CheckpointInfo,
     ContinuousCheckpointingPolicy,
     FixedIntervalPolicy,
-    SaveContext,
-    auto_member,
-    decode,
-    encode,
 )
+from holdfast.policy.save_evaluation import auto_member, decode, encode
 from tests.observe.events.written import at
 
 RATE = 1 / 7200

@@ -9,7 +9,8 @@ import pytest
 
 from holdfast.errors import InvalidArgumentError
 from holdfast.policy.contexts import CheckpointInfo, PreservationContext
-from holdfast.policy.preservation_policy import AnyPreservationPolicy, LatestN, kept, split
+from holdfast.policy.preservation_evaluation import kept, split
+from holdfast.policy.preservation_policy import AnyPreservationPolicy, LatestN
 from tests.policy.strategies import NOW, UserPreservationPolicy, at, checkpoint
 
 

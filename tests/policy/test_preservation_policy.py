@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.policy.contexts import CheckpointInfo
+from holdfast.policy.preservation_evaluation import kept, split
 from holdfast.policy.preservation_policy import (
     AnyPreservationPolicy,
     BestN,
@@ -18,8 +19,6 @@ from holdfast.policy.preservation_policy import (
     EveryNSteps,
     LatestN,
     PreservationPolicy,
-    kept,
-    split,
 )
 from tests.policy.strategies import (
     NOW,

@@ -19,9 +19,8 @@ from holdfast.policy.save_decision_policy import (
     PreemptionCheckpointingPolicy,
     SaveDecisionPolicy,
     SpecificStepsPolicy,
-    due,
-    split,
 )
+from holdfast.policy.save_evaluation import due, split
 from tests.policy.strategies import (
     UserSavePolicy,
     any_save,

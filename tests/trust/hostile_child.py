@@ -57,7 +57,7 @@ from holdfast.format.sealed import unseal
 from holdfast.format.timeline import last_steps, on_timeline
 from holdfast.format.values import decode_value
 from holdfast.local_agent.calls import decoded
-from holdfast.policy import preservation_policy, save_decision_policy
+from holdfast.policy import preservation_evaluation, preservation_policy, save_evaluation
 from holdfast.store.contract import check_key
 from holdfast.trainer.restore.restoring import LoneReader, Restorer
 from tests.attempts import checkpoint_id
@@ -175,11 +175,11 @@ class Targets:
         policy = preservation_policy.AnyPreservationPolicy(
             [preservation_policy.LatestN(2), preservation_policy.EveryNSeconds(60)]
         )
-        tree = json.loads(preservation_policy.encode(policy))
+        tree = json.loads(preservation_evaluation.encode(policy))
         data = json.dumps(inputs.mutated(rng, tree)).encode()
         if rng.random() < 0.2:
             data = inputs.mutated_bytes(rng, data)
-        for decode in (preservation_policy.decode, save_decision_policy.decode):
+        for decode in (preservation_evaluation.decode, save_evaluation.decode):
             with contextlib.suppress(HoldfastError):
                 decode(data)
 

@@ -16,7 +16,12 @@ from holdfast.format.sealed import seal
 from holdfast.format.values import encode_value
 from holdfast.host.wire import protocol
 from holdfast.observe.events.schema import StateRestored
-from holdfast.policy import preservation_policy, save_decision_policy
+from holdfast.policy import (
+    preservation_evaluation,
+    preservation_policy,
+    save_decision_policy,
+    save_evaluation,
+)
 from tests.attempts import checkpoint_id
 
 Json = Any
@@ -232,8 +237,8 @@ def spoilt_name(rng: random.Random) -> str:
 
 
 _DURABLE = protocol.TierPolicies(
-    save=save_decision_policy.encode(save_decision_policy.FixedIntervalPolicy(4)).decode(),
-    preserve=preservation_policy.encode(preservation_policy.LatestN(2)).decode(),
+    save=save_evaluation.encode(save_decision_policy.FixedIntervalPolicy(4)).decode(),
+    preserve=preservation_evaluation.encode(preservation_policy.LatestN(2)).decode(),
 )
 ONE = checkpoint_id(1)
 MESSAGES: dict[str, Any] = {

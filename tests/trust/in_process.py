@@ -39,7 +39,7 @@ from holdfast.host.metering.meters import Metering
 from holdfast.host.service import Service
 from holdfast.host.wire import protocol
 from holdfast.host.wire.config import AgentConfig
-from holdfast.policy import preservation_policy
+from holdfast.policy import preservation_evaluation
 from holdfast.policy.preservation_policy import LatestN, PreservationPolicy
 from holdfast.store.contract import Store
 from holdfast.store.disk import DiskStore
@@ -303,10 +303,10 @@ class InProcessHost:
         """Attaches each rank; `attempt` where it had a place with an agent that is gone."""
         assert self.service is not None
         durable = protocol.TierPolicies(
-            save=None, preserve=preservation_policy.encode(self.preserve).decode()
+            save=None, preserve=preservation_evaluation.encode(self.preserve).decode()
         )
         ram = protocol.TierPolicies(
-            save=None, preserve=preservation_policy.encode(self.ram_preserve).decode()
+            save=None, preserve=preservation_evaluation.encode(self.ram_preserve).decode()
         )
         requests = [
             protocol.Attach(

@@ -35,7 +35,10 @@ from holdfast.host.tiers.opening_listing import listing_in
 from holdfast.host.wire import protocol
 from holdfast.host.wire.config import AgentConfig
 from holdfast.observe.events.uploaded_segments import SegmentUploads
-from holdfast.policy import preservation_policy, save_decision_policy
+from holdfast.policy import (
+    preservation_evaluation,
+    save_evaluation,
+)
 from holdfast.policy.save_decision_policy import FixedIntervalPolicy
 from holdfast.store.bucket import BucketStore
 from holdfast.store.durable import DurableStore
@@ -75,8 +78,8 @@ class HostOfBucket(InProcessHost):
             self.remote = BucketStore(remote, PREFIX, StepClock(), tier=REMOTE)
             self.remote_request = protocol.RemoteRequest(
                 place=REMOTE,
-                save=save_decision_policy.encode(FixedIntervalPolicy(1)).decode(),
-                preserve=preservation_policy.encode(self.preserve).decode(),
+                save=save_evaluation.encode(FixedIntervalPolicy(1)).decode(),
+                preserve=preservation_evaluation.encode(self.preserve).decode(),
             )
 
     @property

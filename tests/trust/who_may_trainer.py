@@ -26,7 +26,8 @@ from holdfast.host.wire.config import AgentConfig
 from holdfast.host.wire.launch import ensure_agent
 from holdfast.local_agent.client import AgentGoneError
 from holdfast.local_agent.place import host_name
-from holdfast.policy.preservation_policy import LatestN, encode
+from holdfast.policy.preservation_evaluation import encode
+from holdfast.policy.preservation_policy import LatestN
 from holdfast.store.disk import DiskStore
 from holdfast.store.ram import RamStore
 from tests.trust.in_process import RUN_ID, right_array, right_plan

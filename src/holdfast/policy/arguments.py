@@ -164,6 +164,18 @@ def verdicts(owner: str, argument: str, value: object, count: int) -> tuple[bool
     return tuple(verdict(owner, f"{argument}[{i}]", item) for i, item in enumerate(items))
 
 
+def answer(owner: object, method: str, value: object) -> bool:
+    """Return what a method of the policy `owner` returned, as a bool; see `verdict`."""
+    if isinstance(value, bool):  # fast path: evaluated at every step of every rank
+        return value
+    return verdict(f"{type(owner).__name__}.{method}", "its answer", value)
+
+
+def answers(owner: object, method: str, value: object, count: int) -> tuple[bool, ...]:
+    """Return what a method of the policy `owner` returned, as `count` bools; see `verdicts`."""
+    return verdicts(f"{type(owner).__name__}.{method}", "its answer", value, count)
+
+
 def _shown(value: object) -> str:
     try:
         return reprlib.repr(value)

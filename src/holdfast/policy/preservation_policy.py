@@ -1,9 +1,7 @@
 """Preservation policies, which decide what to keep: the built-in ones, and the user's interface.
 
 A policy receives all checkpoints and returns for each whether it is kept. The built-in ones are
-frozen data: comparable, hashable, and sent to another process with `encode`; the leader's agent
-evaluates them, and rank 0's trainer the user's own. Policies are evaluated through `kept`, which
-keeps the newest checkpoint in any case.
+frozen data: comparable, hashable, and sent to another process (`preservation_evaluation`).
 
 Invariant: built-in policies are idempotent: applied to the checkpoints that it kept, a policy keeps
 all of them. So the engine may evaluate it any number of times, and stop between two deletions.
@@ -11,19 +9,28 @@ all of them. So the engine may evaluate it any number of times, and stop between
 
 from __future__ import annotations
 
-import functools
+import itertools
 import math
 from collections.abc import Collection, Sequence
-from typing import Literal, NamedTuple, Protocol, final
+from typing import Literal, Protocol, final
 
-import msgspec
 from msgspec.structs import force_setattr
 
 from holdfast.policy import arguments, codec
-from holdfast.policy.contexts import CheckpointInfo as CheckpointInfo
-from holdfast.policy.contexts import PreservationContext as PreservationContext
+from holdfast.policy.contexts import CheckpointInfo, PreservationContext
 
-_METHOD = "should_preserve"
+__all__ = [
+    "AnyPreservationPolicy",
+    "BestN",
+    "CustomSteps",
+    "EveryNSeconds",
+    "EveryNSteps",
+    "LatestN",
+    "PreservationContext",
+    "PreservationPolicy",
+]
+
+SHOULD_PRESERVE = "should_preserve"
 
 
 class PreservationPolicy(Protocol):
@@ -202,113 +209,17 @@ class AnyPreservationPolicy(codec.BuiltIn, frozen=True):
     policies: Sequence[PreservationPolicy]
 
     def __post_init__(self) -> None:
-        arguments.policies(type(self).__name__, "policies", self.policies, _METHOD)
-        force_setattr(self, "policies", tuple(m for p in self.policies for m in _members(p)))
+        arguments.policies(type(self).__name__, "policies", self.policies, SHOULD_PRESERVE)
+        nested = [p.policies if type(p) is AnyPreservationPolicy else (p,) for p in self.policies]
+        force_setattr(self, "policies", tuple(itertools.chain.from_iterable(nested)))
 
     def should_preserve(
         self, checkpoints: Sequence[CheckpointInfo], *, context: PreservationContext
     ) -> Sequence[bool]:
         """Return True for each checkpoint that one of the policies keeps."""
-        answers = [_answers(policy, checkpoints, context) for policy in self.policies]
-        return [any(column) for column in zip(*answers, strict=True)]
-
-
-class SplitPreservationPolicy(NamedTuple):
-    """A policy's shares, by evaluating process; a checkpoint is kept if any share keeps it."""
-
-    by_agent: PreservationPolicy | None
-    by_user: PreservationPolicy | None
-
-
-_ByAgent = LatestN | EveryNSeconds | EveryNSteps | BestN | CustomSteps
-
-
-class _AnyPreservationMessage(codec.BuiltIn, frozen=True, tag="AnyPreservationPolicy"):
-    """An `AnyPreservationPolicy` as decoded, with the types that a message can contain."""
-
-    policies: tuple[_ByAgent, ...]
-
-
-_Message = _ByAgent | _AnyPreservationMessage
-
-
-@functools.cache
-def _decoder() -> msgspec.json.Decoder[_Message]:
-    """Return the decoder; made when first needed, which trainers never do."""
-    return msgspec.json.Decoder(_Message)
-
-
-def kept(
-    policy: PreservationPolicy,
-    checkpoints: Sequence[CheckpointInfo],
-    *,
-    context: PreservationContext,
-) -> tuple[bool, ...]:
-    """Evaluate `policy`: return for each checkpoint, in the given order, whether it is kept.
-
-    The policy receives them in ascending order of step, then of time. The last of these is always
-    kept.
-
-    Raises:
-        InvalidArgumentError: `policy` is not a policy, or did not return one bool per checkpoint.
-            The caller must not delete anything then.
-    """
-    arguments.policy("kept", "policy", policy, _METHOD)
-    if not checkpoints:
-        return ()
-    ages = [(checkpoint.step, checkpoint.time) for checkpoint in checkpoints]
-    order = sorted(range(len(ages)), key=ages.__getitem__)
-    answers = _answers(policy, [checkpoints[i] for i in order], context)
-    staying = {i for i, stays in zip(order, answers, strict=True) if stays} | {order[-1]}
-    return tuple(i in staying for i in range(len(ages)))
-
-
-def split(policy: PreservationPolicy) -> SplitPreservationPolicy:
-    """Return the shares of `policy`; a subclass of a built-in class is a user's own.
-
-    Raises:
-        InvalidArgumentError: `policy` has no method `should_preserve`.
-    """
-    arguments.policy("choose what to keep", "preservation_policy", policy, _METHOD)
-    built_in = [m for m in _members(policy) if type(m) in _ByAgent.__args__]
-    others = [m for m in _members(policy) if type(m) not in _ByAgent.__args__]
-    return SplitPreservationPolicy(by_agent=_any_of(built_in), by_user=_any_of(others))
-
-
-def encode(policy: PreservationPolicy) -> bytes:
-    """Return the JSON of a built-in policy.
-
-    Raises:
-        InvalidArgumentError: `policy`, or a member of it, is a user's own.
-    """
-    return codec.encode(policy, _members(policy), _ByAgent.__args__)
-
-
-def decode(data: bytes) -> PreservationPolicy:
-    """Return the policy that `encode` encoded as `data`, which may come from outside.
-
-    Raises:
-        InvalidArgumentError: `data` is not the JSON of a built-in policy.
-    """
-    message = codec.decode(data, _decoder())
-    return (
-        AnyPreservationPolicy(message.policies)
-        if isinstance(message, _AnyPreservationMessage)
-        else message
-    )
-
-
-def _answers(
-    policy: PreservationPolicy, checkpoints: Sequence[CheckpointInfo], context: PreservationContext
-) -> tuple[bool, ...]:
-    answers = policy.should_preserve(tuple(checkpoints), context=context)
-    owner = f"{type(policy).__name__}.{_METHOD}"
-    return arguments.verdicts(owner, "its answer", answers, len(checkpoints))
-
-
-def _members(policy: PreservationPolicy) -> Sequence[PreservationPolicy]:
-    return policy.policies if type(policy) is AnyPreservationPolicy else (policy,)
-
-
-def _any_of(policies: Sequence[PreservationPolicy]) -> PreservationPolicy | None:
-    return AnyPreservationPolicy(policies) if len(policies) > 1 else next(iter(policies), None)
+        count, ordered = len(checkpoints), tuple(checkpoints)
+        rows = []
+        for policy in self.policies:
+            answer = policy.should_preserve(ordered, context=context)
+            rows.append(arguments.answers(policy, SHOULD_PRESERVE, answer, count))
+        return [any(column) for column in zip(*rows, strict=True)]

@@ -1,26 +1,32 @@
 """Save decision policies, which decide when to save: the built-in ones, and the user's interface.
 
 A policy is evaluated at a step, and its answer depends on its arguments only. The built-in ones are
-frozen data: comparable, hashable, and sent to another process with `encode`. `split` divides a
-policy by evaluating process: every rank evaluates the policies that depend on the step alone, the
-leader's agent the other built-in ones, and rank 0's trainer the user's own.
+frozen data: comparable, hashable, and sent to another process (`save_evaluation`).
 """
 
 from __future__ import annotations
 
-import functools
+import itertools
 from collections.abc import Collection, Sequence
-from typing import NamedTuple, Protocol, final
+from typing import Protocol, final
 
-import msgspec
 from msgspec.structs import force_setattr
 
 from holdfast.policy import arguments, codec
 from holdfast.policy.best_interval import budget_interval_secs
-from holdfast.policy.contexts import CheckpointInfo as CheckpointInfo
-from holdfast.policy.contexts import SaveContext as SaveContext
+from holdfast.policy.contexts import CheckpointInfo, SaveContext
 
-_METHOD = "should_save"
+__all__ = [
+    "AnySavePolicy",
+    "ContinuousCheckpointingPolicy",
+    "FixedIntervalPolicy",
+    "PreemptionCheckpointingPolicy",
+    "SaveContext",
+    "SaveDecisionPolicy",
+    "SpecificStepsPolicy",
+]
+
+SHOULD_SAVE = "should_save"
 AUTO = "auto"
 
 
@@ -192,125 +198,17 @@ class AnySavePolicy(codec.BuiltIn, frozen=True):
     policies: Sequence[SaveDecisionPolicy]
 
     def __post_init__(self) -> None:
-        arguments.policies(type(self).__name__, "policies", self.policies, _METHOD)
-        force_setattr(self, "policies", tuple(m for p in self.policies for m in _members(p)))
+        arguments.policies(type(self).__name__, "policies", self.policies, SHOULD_SAVE)
+        nested = [p.policies if type(p) is AnySavePolicy else (p,) for p in self.policies]
+        force_setattr(self, "policies", tuple(itertools.chain.from_iterable(nested)))
 
     def should_save(
         self, step: int, previous_steps: Sequence[CheckpointInfo], *, context: SaveContext
     ) -> bool:
         """Return whether one of the policies would save; later ones are not evaluated then."""
-        return any(_answer(policy, step, previous_steps, context) for policy in self.policies)
-
-
-class SplitSavePolicy(NamedTuple):
-    """A policy's shares, by evaluating process; the policy saves if any share does."""
-
-    by_step: SaveDecisionPolicy | None
-    by_agent: SaveDecisionPolicy | None
-    by_user: SaveDecisionPolicy | None
-
-
-_ByStep = FixedIntervalPolicy | SpecificStepsPolicy
-_ByAgent = ContinuousCheckpointingPolicy | PreemptionCheckpointingPolicy
-
-
-class _AnySaveMessage(codec.BuiltIn, frozen=True, tag="AnySavePolicy"):
-    """An `AnySavePolicy` as decoded, with the types that a message can contain."""
-
-    policies: tuple[_ByStep | _ByAgent, ...]
-
-
-_Message = _ByStep | _ByAgent | _AnySaveMessage
-
-
-@functools.cache
-def _decoder() -> msgspec.json.Decoder[_Message]:
-    """Return the decoder; made when first needed, which trainers never do."""
-    return msgspec.json.Decoder(_Message)
-
-
-def due(
-    policy: SaveDecisionPolicy,
-    step: int,
-    previous_steps: Sequence[CheckpointInfo],
-    *,
-    context: SaveContext,
-) -> bool:
-    """Return whether `policy` saves `step`.
-
-    Raises:
-        InvalidArgumentError: `policy` is not a policy, or did not return a bool.
-    """
-    arguments.policy("due", "policy", policy, _METHOD)
-    return _answer(policy, step, previous_steps, context)
-
-
-def split(policy: SaveDecisionPolicy) -> SplitSavePolicy:
-    """Return the shares of `policy`; a subclass of a built-in class is a user's own.
-
-    Raises:
-        InvalidArgumentError: `policy` has no method `should_save`.
-    """
-    arguments.policy("choose when to save", "save_decision_policy", policy, _METHOD)
-    members = _members(policy)
-    step_kinds, agent_kinds = _ByStep.__args__, _ByAgent.__args__
-    return SplitSavePolicy(
-        by_step=_any_of([m for m in members if type(m) in step_kinds]),
-        by_agent=_any_of([m for m in members if type(m) in agent_kinds]),
-        by_user=_any_of([m for m in members if type(m) not in step_kinds + agent_kinds]),
-    )
-
-
-def has_budget(policy: SaveDecisionPolicy) -> bool:
-    """Return whether `policy`, or a member of it, depends on the cost of checkpoints."""
-    return any(
-        isinstance(member, ContinuousCheckpointingPolicy) and member.needs_cost
-        for member in _members(policy)
-    )
-
-
-def auto_member(policy: SaveDecisionPolicy | None) -> ContinuousCheckpointingPolicy | None:
-    """Return the policy, or the member of it, whose interval is chosen for the best goodput."""
-    for member in _members(policy) if policy is not None else ():
-        if isinstance(member, ContinuousCheckpointingPolicy) and member.goodput is not None:
-            return member
-    return None
-
-
-def encode(policy: SaveDecisionPolicy) -> bytes:
-    """Return the JSON of a built-in policy.
-
-    Raises:
-        InvalidArgumentError: `policy`, or a member of it, is a user's own.
-    """
-    return codec.encode(policy, _members(policy), (*_ByStep.__args__, *_ByAgent.__args__))
-
-
-def decode(data: bytes) -> SaveDecisionPolicy:
-    """Return the policy that `encode` encoded as `data`, which may come from outside.
-
-    Raises:
-        InvalidArgumentError: `data` is not the JSON of a built-in policy.
-    """
-    message = codec.decode(data, _decoder())
-    return AnySavePolicy(message.policies) if isinstance(message, _AnySaveMessage) else message
-
-
-def _answer(
-    policy: SaveDecisionPolicy,
-    step: int,
-    previous_steps: Sequence[CheckpointInfo],
-    context: SaveContext,
-) -> bool:
-    answer = policy.should_save(step, previous_steps, context=context)
-    if isinstance(answer, bool):  # fast path: evaluated at every step of every rank
-        return answer
-    return arguments.verdict(f"{type(policy).__name__}.{_METHOD}", "its answer", answer)
-
-
-def _members(policy: SaveDecisionPolicy) -> Sequence[SaveDecisionPolicy]:
-    return policy.policies if type(policy) is AnySavePolicy else (policy,)
-
-
-def _any_of(policies: Sequence[SaveDecisionPolicy]) -> SaveDecisionPolicy | None:
-    return AnySavePolicy(policies) if len(policies) > 1 else next(iter(policies), None)
+        return any(
+            arguments.answer(
+                policy, SHOULD_SAVE, policy.should_save(step, previous_steps, context=context)
+            )
+            for policy in self.policies
+        )

@@ -15,7 +15,10 @@ from holdfast.host.wire.config import LINGER_SECS
 from holdfast.host.wire.protocol import MetricsAddress, RemoteRequest, TierPolicies
 from holdfast.peers.config import LOOPBACK, PeerConfig
 from holdfast.peers.tls import PeerTls
-from holdfast.policy import preservation_policy, save_decision_policy
+from holdfast.policy import (
+    preservation_evaluation,
+    save_evaluation,
+)
 from holdfast.policy.preservation_policy import LatestN, PreservationPolicy
 from holdfast.policy.save_decision_policy import (
     ContinuousCheckpointingPolicy,
@@ -59,8 +62,8 @@ class RamTier:
 
     def __post_init__(self) -> None:
         if self.save_decision_policy is not None:
-            save_decision_policy.split(self.save_decision_policy)
-        if preservation_policy.split(self.preservation_policy).by_user is not None:
+            save_evaluation.split(self.save_decision_policy)
+        if preservation_evaluation.split(self.preservation_policy).by_user is not None:
             raise InvalidArgumentError(
                 "RamTier(preservation_policy=...): expected a built-in policy, found "
                 f"{type(self.preservation_policy).__name__}; the agent decides what stays in RAM, "
@@ -163,19 +166,19 @@ class RemoteTier:
         except InvalidArgumentError as error:
             raise InvalidArgumentError(f"RemoteTier(directory=...): {error}") from error
         object.__setattr__(self, "directory", location.text)
-        if preservation_policy.split(self.preservation_policy).by_user is not None:
+        if preservation_evaluation.split(self.preservation_policy).by_user is not None:
             raise InvalidArgumentError(
                 "RemoteTier(preservation_policy=...): expected a built-in policy, found "
                 f"{type(self.preservation_policy).__name__}; the agent decides what stays there, "
                 "and it does not run user code"
             )
-        if save_decision_policy.split(self.save_decision_policy).by_user is not None:
+        if save_evaluation.split(self.save_decision_policy).by_user is not None:
             raise InvalidArgumentError(
                 "RemoteTier(save_decision_policy=...): expected a built-in policy, found "
                 f"{type(self.save_decision_policy).__name__}; the agent decides what is copied, "
                 "and it does not run user code"
             )
-        if save_decision_policy.has_budget(self.save_decision_policy):
+        if save_evaluation.has_budget(self.save_decision_policy):
             raise InvalidArgumentError(
                 "RemoteTier(save_decision_policy=...): expected a policy without max_overhead, "
                 "because what a copy costs the training is not measured; give "
@@ -213,10 +216,12 @@ class Options:
     @property
     def durable_policies(self) -> TierPolicies:
         """The parts of the durable tier's policies that the agent evaluates."""
-        keep = preservation_policy.split(self.preservation)
+        keep = preservation_evaluation.split(self.preservation)
         return TierPolicies(
             save=_encoded_save(self.save),
-            preserve=preservation_policy.encode(keep.by_agent).decode() if keep.by_agent else None,
+            preserve=preservation_evaluation.encode(keep.by_agent).decode()
+            if keep.by_agent
+            else None,
             user_preserves=keep.by_user is not None,
         )
 
@@ -266,8 +271,8 @@ class Options:
             return None
         return RemoteRequest(
             place=str(self.remote.directory),
-            save=save_decision_policy.encode(self.remote.save_decision_policy).decode(),
-            preserve=preservation_policy.encode(self.remote.preservation_policy).decode(),
+            save=save_evaluation.encode(self.remote.save_decision_policy).decode(),
+            preserve=preservation_evaluation.encode(self.remote.preservation_policy).decode(),
         )
 
     @property
@@ -278,7 +283,7 @@ class Options:
         policy = self.ram.save_decision_policy
         return TierPolicies(
             save=_encoded_save(policy) if policy is not None else None,
-            preserve=preservation_policy.encode(self.ram.preservation_policy).decode(),
+            preserve=preservation_evaluation.encode(self.ram.preservation_policy).decode(),
         )
 
 
@@ -299,8 +304,8 @@ def check_name(what: str, value: object) -> str:
 
 
 def _encoded_save(policy: SaveDecisionPolicy) -> str | None:
-    share = save_decision_policy.split(policy).by_agent
-    return save_decision_policy.encode(share).decode() if share is not None else None
+    share = save_evaluation.split(policy).by_agent
+    return save_evaluation.encode(share).decode() if share is not None else None
 
 
 def checked_signals(signals: Sequence[int]) -> tuple[signal.Signals, ...]:

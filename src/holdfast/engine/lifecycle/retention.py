@@ -15,7 +15,8 @@ from holdfast.format.names import CheckpointId
 from holdfast.format.records import AttemptRecord
 from holdfast.format.timeline import on_timeline
 from holdfast.policy.contexts import CheckpointInfo, PreservationContext
-from holdfast.policy.preservation_policy import PreservationPolicy, kept
+from holdfast.policy.preservation_evaluation import kept
+from holdfast.policy.preservation_policy import PreservationPolicy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

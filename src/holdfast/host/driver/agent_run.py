@@ -17,7 +17,10 @@ from holdfast.host.wire.config import AgentConfig
 from holdfast.observe.events.schema import Event
 from holdfast.observe.events.uploaded_segments import SegmentUploads, uploads_for
 from holdfast.observe.events.writer import EventWriter
-from holdfast.policy import preservation_policy, save_decision_policy
+from holdfast.policy import (
+    preservation_policy,
+    save_decision_policy,
+)
 from holdfast.store.durable import DurableStore
 from holdfast.store.file_system import FileSystem
 from holdfast.store.location import open_durable

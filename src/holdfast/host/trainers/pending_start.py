@@ -19,7 +19,10 @@ from holdfast.host.driver.peer_network import PeerNetwork
 from holdfast.host.tiers.ram_tier import RamTier
 from holdfast.host.wire import protocol
 from holdfast.peers.address import PeerAddress, parsed_addresses
-from holdfast.policy import preservation_policy, save_decision_policy
+from holdfast.policy import (
+    preservation_evaluation,
+    save_evaluation,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +95,8 @@ def check_policies(request: protocol.Attach) -> None:
     if request.ram is not None:
         _policies(request.ram)
     if request.remote is not None:
-        save_decision_policy.decode(request.remote.save.encode())
-        preservation_policy.decode(request.remote.preserve.encode())
+        save_evaluation.decode(request.remote.save.encode())
+        preservation_evaluation.decode(request.remote.preserve.encode())
 
 
 def prepare_remote(run: AgentRun, trainers: AttachedTrainers, request: protocol.Attach) -> None:
@@ -130,8 +133,8 @@ def apply_request(
     # Rank 0's policies hold for the whole run.
     if request.rank == 0:
         if run.remote is not None and request.remote is not None:
-            run.remote.save = save_decision_policy.decode(request.remote.save.encode())
-            run.remote.preserve = preservation_policy.decode(request.remote.preserve.encode())
+            run.remote.save = save_evaluation.decode(request.remote.save.encode())
+            run.remote.preserve = preservation_evaluation.decode(request.remote.preserve.encode())
         job.knows_policies = True
         job.durable = _policies(request.durable)
         job.ram = _policies(request.ram) if request.ram else Policies()
@@ -139,7 +142,7 @@ def apply_request(
 
 def _policies(tier: protocol.TierPolicies) -> Policies:
     return Policies(
-        save=save_decision_policy.decode(tier.save.encode()) if tier.save else None,
-        preserve=preservation_policy.decode(tier.preserve.encode()) if tier.preserve else None,
+        save=save_evaluation.decode(tier.save.encode()) if tier.save else None,
+        preserve=preservation_evaluation.decode(tier.preserve.encode()) if tier.preserve else None,
         user_preserves=tier.user_preserves,
     )

@@ -24,8 +24,9 @@ from holdfast.observe.events.schema import IntervalChosen
 from holdfast.observe.failure_history import read_history
 from holdfast.policy.contexts import CheckpointInfo, PreservationContext, SaveContext
 from holdfast.policy.interval_tuner import IntervalTuner, resolution_secs
-from holdfast.policy.preservation_policy import kept
-from holdfast.policy.save_decision_policy import SaveDecisionPolicy, auto_member
+from holdfast.policy.preservation_evaluation import kept
+from holdfast.policy.save_decision_policy import SaveDecisionPolicy
+from holdfast.policy.save_evaluation import auto_member
 
 AWAITED_SECS = 2.0
 """How long the report of a reached target is awaited, in time in which the agent runs."""

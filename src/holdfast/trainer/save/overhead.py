@@ -13,7 +13,7 @@ from __future__ import annotations
 import statistics
 from collections import deque
 
-from holdfast.policy.save_decision_policy import has_budget
+from holdfast.policy.save_evaluation import has_budget
 from holdfast.policy.step_cost import StepCost
 from holdfast.trainer.options import Options
 from holdfast.trainer.save.progress import Reach, SavesInFlight

@@ -18,7 +18,8 @@ from holdfast.host.wire.control_block import (
     TARGET_RAM,
 )
 from holdfast.policy.contexts import SaveContext
-from holdfast.policy.save_decision_policy import SaveDecisionPolicy, split
+from holdfast.policy.save_decision_policy import SaveDecisionPolicy
+from holdfast.policy.save_evaluation import split
 from holdfast.trainer.options import Options
 
 AGREE_SECS = 10.0

@@ -28,10 +28,15 @@ from holdfast.errors import HoldfastError
 from holdfast.format.names import CheckpointId
 from holdfast.format.records import decode_metrics
 from holdfast.host.wire import protocol
-from holdfast.policy import preservation_policy, save_decision_policy
+from holdfast.policy import (
+    preservation_evaluation,
+    save_evaluation,
+)
 from holdfast.policy.contexts import CheckpointInfo, PreservationContext, SaveContext
-from holdfast.policy.preservation_policy import AnyPreservationPolicy, PreservationPolicy, kept
-from holdfast.policy.save_decision_policy import AnySavePolicy, SaveDecisionPolicy, due
+from holdfast.policy.preservation_evaluation import kept
+from holdfast.policy.preservation_policy import AnyPreservationPolicy, PreservationPolicy
+from holdfast.policy.save_decision_policy import AnySavePolicy, SaveDecisionPolicy
+from holdfast.policy.save_evaluation import due
 from holdfast.trainer.opening.agent_session import AgentSession
 from holdfast.trainer.options import Options
 
@@ -69,9 +74,9 @@ def user_policies(options: Options, rank: int, load_view: Callable[[], View]) ->
         return UserPolicies(durable=None, ram=None, preservation=None)
     ram = options.ram.save_decision_policy if options.ram is not None else None
     policies = UserPolicies(
-        durable=save_decision_policy.split(options.save).by_user,
-        ram=save_decision_policy.split(ram).by_user if ram is not None else None,
-        preservation=preservation_policy.split(options.preservation).by_user,
+        durable=save_evaluation.split(options.save).by_user,
+        ram=save_evaluation.split(ram).by_user if ram is not None else None,
+        preservation=preservation_evaluation.split(options.preservation).by_user,
     )
     if policies.durable is not None or policies.ram is not None:
         policies.history.extend(_history(load_view()))
