@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
+import re
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType
+from typing import get_args, get_type_hints
 
 import pytest
 
 import holdfast
-from holdfast import reading
+from holdfast import building, errors, preservation_policy, reading, save_decision_policy
 
 PLACES = [
     holdfast.CheckpointManager,
@@ -40,8 +46,8 @@ def test_metrics_are_what_a_program_saves_with_a_checkpoint() -> None:
 @pytest.mark.parametrize(
     ("module", "method"),
     [
-        (holdfast.save_decision_policy, "should_save"),
-        (holdfast.preservation_policy, "should_preserve"),
+        (save_decision_policy, "should_save"),
+        (preservation_policy, "should_preserve"),
     ],
     ids=["save", "preservation"],
 )
@@ -57,3 +63,37 @@ def test_a_module_of_policies_has_policies_and_their_context(
         if not name.startswith("_") and getattr(value, "__module__", None) == module.__name__
     }
     assert defined <= set(module.__all__)
+
+
+PUBLIC = [holdfast, building, errors, preservation_policy, reading, save_decision_policy]
+REFERENCE = Path(__file__).parents[1] / "docs" / "reference"
+DOCUMENTED = [
+    name
+    for page in sorted(REFERENCE.glob("*.md"))
+    for name in re.findall(r"^::: ([\w.]+)", page.read_text(), re.MULTILINE)
+    if name not in ("mkdocs", *(module.__name__ for module in PUBLIC))
+]
+
+
+@pytest.mark.parametrize("name", DOCUMENTED)
+def test_what_the_reference_documents_has_a_public_name(name: str) -> None:
+    module, _, last = name.rpartition(".")
+    documented = getattr(importlib.import_module(module), last)
+    assert documented in [getattr(place, last, None) for place in PUBLIC]
+
+
+def test_the_types_of_what_is_returned_are_public() -> None:
+    records = [holdfast.CheckpointMetadata, holdfast.RestoreReport, holdfast.ArrayMetadata]
+    hints = [hint for record in records for hint in get_type_hints(record).values()]
+    while hints:
+        hint = hints.pop()
+        hints += get_args(hint)
+        if getattr(hint, "__module__", "").startswith("holdfast."):
+            assert getattr(holdfast, hint.__name__) is hint
+
+
+def test_names_are_listed_and_imported_on_first_use() -> None:
+    assert sorted(holdfast.__all__) == holdfast.__all__
+    code = "import holdfast, sys; names = set(sys.modules); holdfast.reading; holdfast.building"
+    done = subprocess.run([sys.executable, "-c", f"{code}; assert 'numpy' not in names"])
+    assert done.returncode == 0
