@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from holdfast.trainer.one_shot import load as load
     from holdfast.trainer.one_shot import save as save
     from holdfast.trainer.options import HostNetwork as HostNetwork
+    from holdfast.trainer.options import ProcessHooks as ProcessHooks
     from holdfast.trainer.options import RamTier as RamTier
     from holdfast.trainer.options import RemoteTier as RemoteTier
     from holdfast.trainer.restore.restoring import RestoreReport as RestoreReport
@@ -41,6 +42,7 @@ __all__ = [
     "CheckpointMetadata",
     "HostNetwork",
     "PeerTls",
+    "ProcessHooks",
     "RamTier",
     "RemoteTier",
     "RestoreReport",
@@ -62,6 +64,7 @@ _PLACES = {
     "CheckpointMetadata": "engine.reading.metadata",
     "HostNetwork": "trainer.options",
     "PeerTls": "peers.tls",
+    "ProcessHooks": "trainer.options",
     "RamTier": "trainer.options",
     "RemoteTier": "trainer.options",
     "RestoreReport": "trainer.restore.restoring",

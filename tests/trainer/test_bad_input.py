@@ -286,8 +286,6 @@ def test_bad_options_are_refused_by_name(one_host: Host, tmp_path: Path) -> None
         ({"ram": 5}, "ram"),
         ({"save_decision_policy": 10}, "save_decision_policy .* found 10"),
         ({"preservation_policy": 10}, "preservation_policy .* found 10"),
-        ({"preemption_signals": ("SIGTERM",)}, "preemption_signals"),
-        ({"preemption_signals": (9,)}, "SIGKILL"),
         ({"preservation_policy": object()}, "should_preserve"),
     ]
     for options, told in cases:

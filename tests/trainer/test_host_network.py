@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from typing import Any
 
 import pytest
@@ -41,7 +40,6 @@ def test_a_host_without_a_ram_tier_is_reached_at_its_network() -> None:
         ram=None,
         network=holdfast.HostNetwork(interface="10.0.0.1", port=4711, tls=tls),
         takeover=False,
-        preemption_signals=(signal.SIGTERM,),
     )
     config = options.peer_config("agents.token")
     assert (config.address, config.port, config.tls) == ("10.0.0.1", 4711, tls)

@@ -149,9 +149,7 @@ def test_without_a_budget_nothing_is_measured() -> None:
 
 
 def options(durable: ContinuousCheckpointingPolicy, ram: RamTier | None) -> Options:
-    return Options(
-        save=durable, preservation=LatestN(1), ram=ram, takeover=False, preemption_signals=()
-    )
+    return Options(save=durable, preservation=LatestN(1), ram=ram, takeover=False)
 
 
 REACHES = (Reach.SEALED, Reach.DURABLE, Reach.FINISHED)

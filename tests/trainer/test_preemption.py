@@ -30,9 +30,7 @@ from tests.trust.in_process import StepClock
 
 TRAINER = Path(__file__).with_name("trainer.py")
 NEVER = save_decision_policy.SpecificStepsPolicy([10**9])
-OPTIONS = Options(
-    save=NEVER, preservation=LatestN(1), ram=None, takeover=False, preemption_signals=()
-)
+OPTIONS = Options(save=NEVER, preservation=LatestN(1), ram=None, takeover=False)
 
 
 def lines(text: str) -> list[dict[str, Any]]:
@@ -60,7 +58,9 @@ def test_other_signals_can_be_named_and_earlier_handlers_are_still_called(
     try:
         handler = signal.getsignal(signal.SIGUSR1)
         with holdfast.CheckpointManager(
-            tmp_path / "run", save_decision_policy=NEVER, preemption_signals=(signal.SIGUSR1,)
+            tmp_path / "run",
+            save_decision_policy=NEVER,
+            process=holdfast.ProcessHooks(preemption_signals=(signal.SIGUSR1,)),
         ) as manager:
             assert signal.getsignal(signal.SIGTERM) == before
             os.kill(os.getpid(), signal.SIGUSR1)
@@ -84,7 +84,9 @@ def test_a_handler_that_c_code_had_set_is_still_called_and_put_back(
     libc.signal(signal.SIGUSR2, address)
     try:
         with holdfast.CheckpointManager(
-            tmp_path / "run", save_decision_policy=NEVER, preemption_signals=(signal.SIGUSR2,)
+            tmp_path / "run",
+            save_decision_policy=NEVER,
+            process=holdfast.ProcessHooks(preemption_signals=(signal.SIGUSR2,)),
         ) as manager:
             os.kill(os.getpid(), signal.SIGUSR2)
             assert called == [signal.SIGUSR2]

@@ -17,7 +17,7 @@ from holdfast.policy.preservation_policy import (
     BestN,
     PreservationPolicy,
 )
-from holdfast.trainer.options import HostNetwork, RamTier
+from holdfast.trainer.options import HostNetwork, ProcessHooks, RamTier
 
 log = logging.getLogger(__name__)
 
@@ -145,11 +145,11 @@ def _prefixes(name: str, given: object) -> PathPrefixes | None:
     return PathPrefixes(tuple(one.strip("/") for one in names))
 
 
-def check_host(ram: object, network: object) -> None:
-    """Check what a manager is given for its host.
+def check_host(ram: object, network: object, process: object) -> None:
+    """Check what a manager is given for its host and its process.
 
     Raises:
-        InvalidArgumentError: `ram` is neither a RamTier nor None, or `network` is no HostNetwork.
+        InvalidArgumentError: One is of another type.
     """
     if ram is not None and not isinstance(ram, RamTier):
         raise InvalidArgumentError(
@@ -158,6 +158,10 @@ def check_host(ram: object, network: object) -> None:
     if not isinstance(network, HostNetwork):
         raise InvalidArgumentError(
             f"CheckpointManager(network=...): expected a HostNetwork, found {network!r}"
+        )
+    if not isinstance(process, ProcessHooks):
+        raise InvalidArgumentError(
+            f"CheckpointManager(process=...): expected ProcessHooks, found {process!r}"
         )
 
 

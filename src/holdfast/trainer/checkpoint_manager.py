@@ -15,7 +15,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import signal
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from types import TracebackType
@@ -44,7 +43,7 @@ from holdfast.trainer.opening.agent_session import AgentSession
 from holdfast.trainer.opening.job_context import find_job
 from holdfast.trainer.opening.opening import open_run
 from holdfast.trainer.opening.run_views import RunViews
-from holdfast.trainer.options import HostNetwork, Options, RamTier, RemoteTier
+from holdfast.trainer.options import HostNetwork, Options, ProcessHooks, RamTier, RemoteTier
 from holdfast.trainer.planning import Planner
 from holdfast.trainer.position import Position
 from holdfast.trainer.process import terminal
@@ -87,7 +86,7 @@ class CheckpointManager:
             The agents copy committed checkpoints there (docs/two_tiers.md). Default: none.
         takeover: Instead of raising `RunBusyError`, fence another live attempt on the run, and take
             a directory for the run where it cannot be decided whether it was moved or copied.
-        preemption_signals: The signals that announce a preemption. See `reached_preemption`.
+        process: What is installed in this process: handlers of signals, log lines, fork hooks.
         framework: `jax`, `torch` or `numpy`, or a `holdfast.torch.TorchFramework`, which has
             options. None: the one that the program uses, else NumPy, which is for jobs of one
             process.
@@ -119,10 +118,10 @@ class CheckpointManager:
         network: HostNetwork = HostNetwork(),  # noqa: B008 - frozen, so that one default serves all
         remote: str | os.PathLike[str] | RemoteTier | None = None,
         takeover: bool = False,
-        preemption_signals: Sequence[int] = (signal.SIGTERM,),
+        process: ProcessHooks = ProcessHooks(),  # noqa: B008 - frozen too
         framework: str | Framework | None = None,
     ) -> None:
-        arguments.check_host(ram, network)
+        arguments.check_host(ram, network, process)
         self._clock: Clock = SystemClock()
         process_secs, opened_secs = process_age_secs(), self._clock.monotonic()
         self._options = Options(
@@ -132,15 +131,15 @@ class CheckpointManager:
             network=network,
             remote=options.remote_tier(remote),
             takeover=takeover,
-            preemption_signals=options.checked_signals(preemption_signals),
+            process=process,
         )
         self.last_restore = None
         self._ends_well = True
         self._framework = find_framework(framework)
         self._processes = self._framework.processes()
-        terminal.show_log(self._processes.rank, self._processes.count)
+        terminal.set_log(process.terminal_lines, self._processes.rank, self._processes.count)
         self._rendezvous = Rendezvous(self._processes, self._clock)
-        signals = self._options.preemption_signals
+        signals = process.preemption_signals
         self._signals = PreemptionSignals(signals, self._on_stop_signal, self._clock)
         with contextlib.ExitStack() as on_error:
             on_error.callback(self._signals.close)
@@ -175,7 +174,8 @@ class CheckpointManager:
         self._steps = SaveSchedule(self._session.place.origin, self._options, self._processes.count)
         self._wait = TrainingWait(self._session, self._clock)
         held = HeldResources(job=self._job, progress=self._progress, session=self._session)
-        self._lifetime = Lifetime(run.location.text, held, self._steps.check_every_step)
+        process = self._options.process
+        self._lifetime = Lifetime(run.location.text, held, self._steps.check_every_step, process)
         with self._lifetime.closed_on_error():
             self._begin(held)
             self._session.report_event(

@@ -4,7 +4,7 @@ Invariants:
 - A process has one open manager for each directory: opening the run again replaces the earlier one,
   even if that was dropped without `close`, or its `close` was interrupted.
 - Nothing of a manager is active in a forked child: no signal handler, thread or exit hook; the
-  child holds no slot, lock or socket of the manager.
+  child holds no slot, lock or socket of the manager. (A program can switch that off.)
 - Every step of closing may be repeated, so that an interrupted `close` can be finished.
 """
 
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import logging
 import os
 import signal
@@ -26,6 +27,7 @@ from holdfast.errors import FencedError, HoldfastError, InvalidArgumentError, Wa
 from holdfast.store.location import RunLocation
 from holdfast.trainer.opening.agent_session import AgentSession
 from holdfast.trainer.opening.job_context import JobContext
+from holdfast.trainer.options import ProcessHooks
 from holdfast.trainer.process.forks import release_inherited
 from holdfast.trainer.process.preemption import PreemptionSignals
 from holdfast.trainer.save.progress import Progress
@@ -115,11 +117,15 @@ class Lifetime:
         run: The run's path or URL.
         held: What the manager holds, to be released.
         on_end: Called when the manager can no longer be used.
+        process: What is installed in this process.
     """
 
-    def __init__(self, run: str, held: HeldResources, on_end: Callable[[], None]) -> None:
+    def __init__(
+        self, run: str, held: HeldResources, on_end: Callable[[], None], process: ProcessHooks
+    ) -> None:
         self._run = run
         self._held = held
+        self.has_fork_hooks = process.fork_hooks
         self._on_end = on_end
         self.is_inherited = False
         """Whether this is a forked child of the process that opened the manager."""
@@ -130,6 +136,8 @@ class Lifetime:
         self._at_exit = weakref.finalize(self, _seal_all, held.progress)
         atexit.register(self._at_exit)
         _open[_key(run)] = self
+        if process.fork_hooks:
+            _register_fork_hooks()
 
     @property
     def is_closed(self) -> bool:
@@ -223,10 +231,16 @@ _forking = threading.local()
 """`mask`: the signals that the forking thread had blocked. The child inherits its values."""
 
 
+def _hooked() -> list[Lifetime]:
+    """Return the open managers that act at a fork."""
+    every = list(_open.values())
+    return [lifetime for lifetime in every if lifetime.has_fork_hooks and not lifetime.is_closed]
+
+
 def _before_fork() -> None:
     # A signal that arrives before the child has restored its handlers stays pending. Otherwise it
     # would run the trainer's handler, or be lost while that is replaced.
-    signals = {number for lifetime in list(_open.values()) for number in lifetime.signals()}
+    signals = {number for lifetime in _hooked() for number in lifetime.signals()}
     _forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
 
 
@@ -235,16 +249,18 @@ def _after_fork_in_parent() -> None:
 
 
 def _after_fork_in_child() -> None:
-    for lifetime in list(_open.values()):
-        if not lifetime.is_closed:
-            lifetime.forked()
+    for lifetime in _hooked():
+        lifetime.forked()
     # The parent's managers are not the child's to close, where it opens one of their runs.
     _open.clear()
     signal.pthread_sigmask(signal.SIG_SETMASK, _forking.mask)
 
 
-os.register_at_fork(
-    before=_before_fork,
-    after_in_parent=_after_fork_in_parent,
-    after_in_child=_after_fork_in_child,
-)
+@functools.cache
+def _register_fork_hooks() -> None:
+    """Register the hooks, once; they cannot be removed."""
+    os.register_at_fork(
+        before=_before_fork,
+        after_in_parent=_after_fork_in_parent,
+        after_in_child=_after_fork_in_child,
+    )

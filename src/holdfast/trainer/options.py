@@ -134,6 +134,38 @@ class HostNetwork:
         return self.interface or os.environ.get(INTERFACE_VARIABLE) or LOOPBACK
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessHooks:
+    """What a manager installs in its process, with one switch for each.
+
+    Args:
+        preemption_signals: The signals that announce a preemption, whose handlers are installed in
+            the main thread; () installs none. See `CheckpointManager.reached_preemption`.
+        terminal_lines: Whether log lines and progress bars are shown in the terminal of a program
+            that sets up no logging, as `HOLDFAST_LOG` chooses. False writes nothing to standard
+            error, and leaves the logger `holdfast` to the program. The newest manager decides.
+        fork_hooks: Whether a forked child releases at once what it inherits from the manager:
+            handlers, locks, sockets and RAM. False runs nothing at a fork. A child then has to call
+            exec or `os._exit`: until it ends, it may keep RAM and locks of the manager in use.
+
+    Raises:
+        InvalidArgumentError: An argument has the wrong type, or a signal cannot be handled.
+    """
+
+    preemption_signals: Sequence[int] = (signal.SIGTERM,)
+    terminal_lines: bool = True
+    fork_hooks: bool = True
+
+    def __post_init__(self) -> None:
+        signals = _checked_signals(self.preemption_signals)
+        object.__setattr__(self, "preemption_signals", signals)
+        for name in ("terminal_lines", "fork_hooks"):
+            if not isinstance(value := getattr(self, name), bool):
+                raise InvalidArgumentError(
+                    f"ProcessHooks({name}=...): expected True or False, found {value!r}"
+                )
+
+
 @dataclass(frozen=True, slots=True)
 class RemoteTier:
     """A second durable tier, slower and safer than the run's directory: most often a bucket.
@@ -211,7 +243,7 @@ class Options:
     network: HostNetwork = field(default_factory=HostNetwork)
     remote: RemoteTier | None = None
     takeover: bool
-    preemption_signals: tuple[signal.Signals, ...]
+    process: ProcessHooks = field(default_factory=ProcessHooks)
 
     @property
     def durable_policies(self) -> TierPolicies:
@@ -308,21 +340,21 @@ def _encoded_save(policy: SaveDecisionPolicy) -> str | None:
     return save_evaluation.encode(share).decode() if share is not None else None
 
 
-def checked_signals(signals: Sequence[int]) -> tuple[signal.Signals, ...]:
+def _checked_signals(signals: Sequence[int]) -> tuple[signal.Signals, ...]:
     """Return the signals that announce a preemption.
 
     Raises:
         InvalidArgumentError: One of them is not a signal, or cannot be handled.
     """
     try:
-        found = tuple(signal.Signals(number) for number in signals)
+        checked = tuple(signal.Signals(number) for number in signals)
     except (ValueError, TypeError) as error:
         raise InvalidArgumentError(
-            f"CheckpointManager(preemption_signals={signals!r}): expected signals, such as "
+            f"ProcessHooks(preemption_signals={signals!r}): expected signals, such as "
             f"(signal.SIGTERM,): {error}"
         ) from error
-    if {signal.SIGKILL, signal.SIGSTOP} & set(found):
+    if {signal.SIGKILL, signal.SIGSTOP} & set(checked):
         raise InvalidArgumentError(
-            "CheckpointManager(preemption_signals=...): SIGKILL and SIGSTOP cannot be handled"
+            "ProcessHooks(preemption_signals=...): SIGKILL and SIGSTOP cannot be handled"
         )
-    return found
+    return checked

@@ -82,7 +82,7 @@ def _manager(directory: str | os.PathLike[str]) -> holdfast.CheckpointManager:
         save_decision_policy=SpecificStepsPolicy([NEVER]),
         preservation_policy=LatestN(None),
         ram=None,
-        preemption_signals=(),
+        process=holdfast.ProcessHooks(preemption_signals=()),
         framework="jax",
     )
 

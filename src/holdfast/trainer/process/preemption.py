@@ -41,9 +41,7 @@ class PreemptionSignals:
     the default action would end the process, and before the first step that loses nothing.
     """
 
-    def __init__(
-        self, signals: Sequence[signal.Signals], notify: Callable[[], None], clock: Clock
-    ) -> None:
+    def __init__(self, signals: Sequence[int], notify: Callable[[], None], clock: Clock) -> None:
         self._notify = notify
         self._clock = clock
         self._earlier: dict[signal.Signals, Any] = {}
@@ -58,11 +56,11 @@ class PreemptionSignals:
             log.warning(
                 "preemption signals (%s) are not handled: only the main thread can install "
                 "handlers, and the manager was created on another thread",
-                ", ".join(number.name for number in signals),
+                ", ".join(signal.Signals(number).name for number in signals),
             )
             return
-        self._signals = tuple(signals)
-        self._install(number for number in signals if _has_handler(number))
+        self._signals = tuple(map(signal.Signals, signals))
+        self._install(number for number in self._signals if _has_handler(number))
 
     def install(self) -> None:
         """Install the handlers of all signals."""

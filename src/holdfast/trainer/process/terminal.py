@@ -74,6 +74,26 @@ class TerminalHandler(logging.Handler):
 _handler = TerminalHandler()
 
 
+def set_log(is_shown: bool, rank: int, process_count: int) -> None:
+    """Show the log in the terminal, as the module says, or write nothing there."""
+    if is_shown:
+        show_log(rank, process_count)
+    else:
+        hide_log()
+
+
+def hide_log() -> None:
+    """Write nothing to the terminal; leave the logger to the program. May be called again."""
+    with _lock:
+        if _handler.level_set is not None and _log.level == _handler.level_set:
+            _log.setLevel(logging.NOTSET)
+        _handler.level_set = None
+        _log.removeHandler(_handler)
+        if not _log.handlers:
+            # Without any handler Python itself writes warnings to standard error.
+            _log.addHandler(logging.NullHandler())
+
+
 def show_log(rank: int, process_count: int) -> None:
     """Show the log in the terminal, as the module says. May be called again."""
     with _lock:
