@@ -74,7 +74,7 @@ def check(manager: holdfast.CheckpointManager, step: int, expected: dict[str, An
         at = found
         for key in name.split("/"):
             at = at[int(key) if key.isdigit() else key]
-        assert at.tobytes() == tensor.numpy().tobytes(), name
+        assert at.numpy().tobytes() == tensor.numpy().tobytes(), name
 
 
 @contextlib.contextmanager

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -178,3 +180,30 @@ def test_all_ranks_look_at_an_older_step_and_go_back_to_it_together(
     assert [(r["start"], r["looked"], r["steps"]) for r in found] == [(6, True, list(range(8)))] * 2
     found = results(start_job(one_host, run, 2, steps=2, interval=1, back_to=1))
     assert [(r["start"], r["right"], r["steps"]) for r in found] == [(2, True, [0, 1, 2, 3])] * 2
+
+
+KINDS = {"jax": jax.Array, "numpy": np.ndarray}
+
+
+@pytest.mark.parametrize("framework", KINDS)
+def test_without_a_like_arrays_are_those_of_the_manager_s_framework(
+    one_host: Host, tmp_path: Path, framework: str
+) -> None:
+    w, wide = np.arange(6, dtype=np.float32).reshape(2, 3), np.arange(3, dtype=np.float64)
+    state = {"w": w, "wide": wide, "scale": np.float32(0.5), "n": 3}
+    if framework == "jax":
+        state |= {"w": jnp.asarray(w), "key": jax.random.key(1)}
+    with holdfast.CheckpointManager(tmp_path / "run", framework=framework) as saving:
+        saving.save(0, state, force=True)
+        found = saving.restore(0)
+        assert saving.restore(0, only="w").keys() == {"w"}
+    assert isinstance(found["w"], KINDS[framework])
+    np.testing.assert_array_equal(found["w"], w)
+    # JAX has no float64 here, and a NumPy scalar is one in every framework.
+    assert (type(found["wide"]), type(found["scale"])) == (np.ndarray, np.float32)
+    np.testing.assert_array_equal(found["wide"], wide)
+    assert found["n"] == 3
+    if framework == "jax":
+        assert found["key"] == state["key"]
+    with holdfast.open_run(tmp_path / "run") as run:
+        assert type(run.restore(0)["w"]) is np.ndarray

@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum
+from enum import Enum, auto
 from typing import Any, Protocol
 
 from holdfast.errors import DeviceError
@@ -184,24 +184,34 @@ class Snapshot(Protocol):
         ...
 
 
+class ArraysOf(Enum):
+    """Whose arrays a restore without `like` returns."""
+
+    NUMPY = auto()
+    FRAMEWORK = auto()
+    """The framework's. It is an error if there is an array that the framework cannot have."""
+    EITHER = auto()
+    """The framework's, and NumPy's for NumPy scalars and for dtypes that the framework lacks."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestoreRequest:
     """What a caller wants of a checkpoint.
 
     Attributes:
-        like: gives structure, dtypes and sharding; None: nested dicts of NumPy arrays.
+        like: gives structure, dtypes and sharding; None: nested dicts of arrays.
         only: the subtrees to read; None: all. Leaves of `like` elsewhere are kept as they are.
         partial: where `like` and the checkpoint may differ: a leaf that the checkpoint lacks, or
             has with another shape or kind, is kept from `like`; one that `like` lacks is ignored.
         cast: whether arrays are converted to the dtypes of `like`.
-        native: whether arrays are the framework's own where there is no `like`.
+        arrays: whose arrays are returned where there is no `like`.
     """
 
     like: object = None
     only: PathPrefixes | None = None
     partial: PathPrefixes = NO_PREFIXES
     cast: bool = False
-    native: bool = False
+    arrays: ArraysOf = ArraysOf.NUMPY
 
     def wants(self, path: Path) -> bool:
         """Return whether `path` is in the part of the tree to read."""

@@ -7,8 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from holdfast.adapt.contract import EVERYTHING, RestoreRequest
-from holdfast.errors import CheckpointDamagedError, StructureMismatchError
+from holdfast.adapt.contract import EVERYTHING, ArraysOf, RestoreRequest
+from holdfast.errors import (
+    CheckpointDamagedError,
+    StructureMismatchError,
+    UnsupportedLeafError,
+)
 from holdfast.format.dtypes import numpy_dtype
 from holdfast.format.paths import Path, PathPrefixes, path_name
 from holdfast.format.placement import RestoreTarget
@@ -17,14 +21,15 @@ from holdfast.format.values import decode_value
 
 
 class NestedRestoration:
-    """Builds a tree from what was saved; typed PRNG keys come as their key data (uint32).
+    """Builds a tree from what was saved.
+
+    Among NumPy's arrays, typed PRNG keys come as their key data (uint32).
 
     With `only`, just the subtrees at those prefixes. What contains them comes as dicts, also where
     it was saved as a list, so that an index leads to the same leaf.
 
     Args:
-        make: returns the framework's array with the elements of an array as stored; used if the
-            request is for arrays of the framework.
+        make: returns the framework's array with the elements of an array as stored.
     """
 
     def __init__(
@@ -35,7 +40,7 @@ class NestedRestoration:
     ) -> None:
         check_prefixes(spec, request)
         self._request = request
-        self._make = make if request.native else None
+        self._make = make
         self._spec = spec
         self.kept: Sequence[Path] = ()
         self.process_values: Sequence[Path] = [p for p in spec.process_values if request.wants(p)]
@@ -58,10 +63,16 @@ class NestedRestoration:
         return tree_of(self._spec, self._request, arrays, process_values)
 
     def _array(self, target: RestoreTarget) -> Any:
-        spec = self._spec.arrays[target.array_index]
-        if self._make is not None:
+        spec, kind = self._spec.arrays[target.array_index], self._request.arrays
+        of_numpy = target.buffer[()] if spec.scalar else target.buffer
+        if self._make is None or kind is ArraysOf.NUMPY:
+            return of_numpy
+        if kind is ArraysOf.FRAMEWORK:
             return self._make(target.buffer, spec)
-        return target.buffer[()] if spec.scalar else target.buffer
+        try:
+            return of_numpy if spec.scalar else self._make(target.buffer, spec)
+        except UnsupportedLeafError:
+            return of_numpy
 
 
 def tree_of(

@@ -7,7 +7,7 @@ import operator
 from collections.abc import Mapping
 from typing import NoReturn
 
-from holdfast.adapt.contract import RestoreRequest
+from holdfast.adapt.contract import ArraysOf, RestoreRequest
 from holdfast.errors import InvalidArgumentError, StepNotFoundError, StepOrderError
 from holdfast.format.names import STEP_MAX
 from holdfast.format.paths import NO_PREFIXES, PathPrefixes
@@ -112,7 +112,9 @@ def check_flag(name: str, given: object) -> bool:
     return given
 
 
-def check_request(like: object, only: object, partial: object, cast: object) -> RestoreRequest:
+def check_request(
+    like: object, only: object, partial: object, cast: object, arrays: ArraysOf
+) -> RestoreRequest:
     """Return what a restore was asked for.
 
     Raises:
@@ -126,7 +128,7 @@ def check_request(like: object, only: object, partial: object, cast: object) -> 
             f"{'partial' if allowed.names else 'cast'}: expected a state as like=..., with which "
             "the checkpoint is compared, found none"
         )
-    return RestoreRequest(like=like, only=prefixes, partial=allowed, cast=casts)
+    return RestoreRequest(like=like, only=prefixes, partial=allowed, cast=casts, arrays=arrays)
 
 
 def _prefixes(name: str, given: object) -> PathPrefixes | None:

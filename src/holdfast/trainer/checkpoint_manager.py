@@ -21,7 +21,7 @@ from types import TracebackType
 from typing import Any
 
 from holdfast import waits
-from holdfast.adapt.contract import Framework, RestoreRequest
+from holdfast.adapt.contract import ArraysOf, Framework, RestoreRequest
 from holdfast.adapt.detect import find_framework
 from holdfast.clock import Clock, SystemClock, process_age_secs
 from holdfast.engine.reading.metadata import CheckpointMetadata, metadata_of
@@ -389,7 +389,7 @@ class CheckpointManager:
         After an error the run's position is unchanged.
         """
         self._lifetime.check_call("resume")
-        request = arguments.check_request(state, only, partial, cast)
+        request = arguments.check_request(state, only, partial, cast, ArraysOf.EITHER)
         number = None if step is None else arguments.check_step(step)
         with self._patience.of("resume"):
             restored = self._read(number, request)
@@ -425,9 +425,10 @@ class CheckpointManager:
         Args:
             step: The step to read. None selects the newest checkpoint; if that is damaged, older
                 ones are tried, and each skipped one is logged and listed in `last_restore`.
-            like: Arrays, ShapeDtypeStructs and values that give the structure and sharding, and for
-                NumPy arrays the byte order. Objects with a state of their own are set in place.
-                None reads nested dicts of NumPy arrays.
+            like: Arrays, ShapeDtypeStructs and values that give structure, sharding and NumPy's
+                byte order. Objects with a state of their own are set in place.
+                None reads nested dicts of the framework's arrays, each whole on this process, and
+                of NumPy's where the framework has no such dtype.
             only: Path prefixes (`params`, `opt/0/mu`): only these arrays and values are read.
                 Leaves of `like` elsewhere are returned as given.
             partial: Path prefixes where leaves of `like` that the checkpoint lacks, or has in
@@ -448,7 +449,7 @@ class CheckpointManager:
             ProcessLostError: Another process has ended.
         """
         self._lifetime.check_call("restore")
-        request = arguments.check_request(like, only, partial, cast)
+        request = arguments.check_request(like, only, partial, cast, ArraysOf.EITHER)
         number = None if step is None else arguments.check_step(step)
         with self._patience.of("restore"):
             restored = self._read(number, request)

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
+from holdfast.adapt.contract import ArraysOf
 from holdfast.adapt.detect import find_framework
 from holdfast.clock import Clock, SystemClock
 from holdfast.engine.reading.metadata import CheckpointMetadata, metadata_of
@@ -185,8 +185,8 @@ class Run:
             StorageError: the run cannot be read.
         """
         self._check_open("restore")
-        request = arguments.check_request(like, only, partial, cast)
-        request = replace(request, native=framework is not None)
+        kind = ArraysOf.NUMPY if framework is None else ArraysOf.FRAMEWORK
+        request = arguments.check_request(like, only, partial, cast, kind)
         restorer = Restorer(find_framework(framework), LoneReader(), self._clock)
         if step is not None:
             number = arguments.check_step(step)
