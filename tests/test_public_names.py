@@ -97,3 +97,10 @@ def test_names_are_listed_and_imported_on_first_use() -> None:
     code = "import holdfast, sys; names = set(sys.modules); holdfast.reading; holdfast.building"
     done = subprocess.run([sys.executable, "-c", f"{code}; assert 'numpy' not in names"])
     assert done.returncode == 0
+
+
+@pytest.mark.parametrize("name", ["port", "interface", "tls", "prometheus_port", "failure_domain"])
+def test_an_argument_that_is_elsewhere_is_refused_by_its_name(name: str) -> None:
+    with pytest.raises(TypeError, match=f"RamTier.*'{name}'"):
+        holdfast.RamTier(**{name: None})
+    assert name in inspect.signature(holdfast.HostNetwork).parameters

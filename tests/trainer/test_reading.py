@@ -207,3 +207,21 @@ def test_without_a_like_arrays_are_those_of_the_manager_s_framework(
         assert found["key"] == state["key"]
     with holdfast.open_run(tmp_path / "run") as run:
         assert type(run.restore(0)["w"]) is np.ndarray
+
+
+def test_a_manager_and_a_run_show_their_run_and_step(one_host: Host, tmp_path: Path) -> None:
+    where = str(tmp_path / "run")
+    with manager(tmp_path / "run") as training:
+        assert repr(training) == f"CheckpointManager({where!r}, attempt=1, step=None)"
+        training.save(3, state(3))
+        assert repr(training) == f"CheckpointManager({where!r}, attempt=1, step=3)"
+    assert repr(training) == f"CheckpointManager({where!r}, attempt=1, step=3, closed)"
+    with manager(tmp_path / "run") as again:
+        assert again.resume(state(0))[0] == 4
+        assert repr(again) == f"CheckpointManager({where!r}, attempt=2, step=3)"
+    with holdfast.open_run(where) as run:
+        assert repr(run) == f"Run({where!r}, step=None)"
+        run.restore()
+        assert repr(run) == f"Run({where!r}, step=3)"
+    assert repr(run) == f"Run({where!r}, step=3, closed)"
+    assert repr(object.__new__(holdfast.CheckpointManager)) == "CheckpointManager(not open)"

@@ -238,6 +238,14 @@ class CheckpointManager:
             )
         self._session.start_watching(self._progress.pending)
 
+    def __repr__(self) -> str:
+        if not hasattr(self, "_lifetime"):
+            return "CheckpointManager(not open)"
+        step = self._steps.last if self._steps.last >= 0 else None
+        end = ", closed" if self._lifetime.is_closed else ""
+        attempt = self._session.place.number
+        return f"CheckpointManager({self._run.location.text!r}, {attempt=}, {step=}{end})"
+
     def __enter__(self) -> CheckpointManager:
         self._lifetime.check_call("enter")
         return self
@@ -427,8 +435,7 @@ class CheckpointManager:
                 ones are tried, and each skipped one is logged and listed in `last_restore`.
             like: Arrays, ShapeDtypeStructs and values that give structure, sharding and NumPy's
                 byte order. Objects with a state of their own are set in place.
-                None reads nested dicts of the framework's arrays, each whole on this process, and
-                of NumPy's where the framework has no such dtype.
+                None reads nested dicts of the framework's arrays, else of NumPy's (docs/guide.md).
             only: Path prefixes (`params`, `opt/0/mu`): only these arrays and values are read.
                 Leaves of `like` elsewhere are returned as given.
             partial: Path prefixes where leaves of `like` that the checkpoint lacks, or has in
@@ -470,10 +477,7 @@ class CheckpointManager:
         return newest.step if newest else None
 
     def all_steps(self) -> list[int]:
-        """Return all steps that can be restored now from any tier, ascending.
-
-        Only checkpoints of the current timeline count, not those of abandoned branches.
-        """
+        """Return all steps that can be restored now from any tier, ascending; see `latest_step`."""
         self._lifetime.check_call("all_steps")
         return [checkpoint.step for checkpoint in find_sound(self._views.load)]
 
@@ -517,8 +521,7 @@ class CheckpointManager:
         """Return what this host's agent has counted, as numbers by name, for a logger.
 
         ```python
-        if step % 100 == 0:
-            wandb.log(manager.stats(), step=step)
+        wandb.log(manager.stats(), step=step)  # at every hundredth step
         ```
 
         Names: docs/monitoring.md, with slashes (`holdfast/checkpoint_age_seconds/durable`).
@@ -596,7 +599,7 @@ class CheckpointManager:
         """Return the saved states of iterators and similar objects, of all processes that saved.
 
         A job with a different number of processes restores a state without these objects, and then
-        divides their saved states among its processes. The call sets nothing and only reads.
+        divides their saved states among its processes.
 
         Returns:
             A list of states for each object's name (`data`, `loaders/train`): one for each process
@@ -616,11 +619,10 @@ class CheckpointManager:
         The call does not wait for a remote tier: the agent stays until that has the newest
         checkpoint. See `wait_until_finished`.
 
-        Further calls do nothing. If the process is killed during the wait, the agent continues with
-        the parts that are sealed in RAM. A warning is logged if the last step passed to `save` was
-        not saved; see `finish`. If an exception such as a Ctrl-C interrupts the call, call it again
-        or open the run again. A `with` block that an exception leaves calls this too, logs its
-        errors, and does not wait for a host of which nothing is heard.
+        Further calls do nothing. A warning is logged if the last step passed to `save` was not
+        saved; see `finish`. If an exception such as a Ctrl-C interrupts the call, call it again or
+        open the run again. A `with` block that an exception leaves calls this too, logs its errors,
+        and does not wait for a host of which nothing is heard.
 
         Raises:
             SaveFailedError: A save failed that no earlier error has reported.

@@ -75,7 +75,8 @@ class Run:
         self.last_restore = None
 
     def __repr__(self) -> str:
-        return f"Run({self.directory!r})"
+        step = self.last_restore.step if self.last_restore is not None else None
+        return f"Run({self.directory!r}, {step=}{', closed' if self._is_closed else ''})"
 
     def __enter__(self) -> Run:
         return self
