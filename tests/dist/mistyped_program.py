@@ -11,3 +11,4 @@ with holdfast.CheckpointManager("runs/gpt", rum=None) as manager:  # expect: cal
 
 preservation_policy.LatestN("ten")  # expect: arg-type
 holdfast.RamTier(copies="two")  # expect: arg-type
+holdfast.RamTier(port=4711)  # expect: call-arg

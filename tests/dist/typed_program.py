@@ -22,9 +22,13 @@ def train(steps: int) -> State:
             [preservation_policy.LatestN(10), preservation_policy.EveryNSeconds(180)]
         ),
         ram=holdfast.RamTier(copies=1),
+        network=holdfast.HostNetwork(failure_domain="rack"),
+        process=holdfast.ProcessHooks(terminal_lines=False),
     ) as manager:
         start: int
         start, state = manager.resume(state)
+        report: holdfast.RestoreReport | None = manager.last_restore
+        print(report)
         for step in range(start, steps):
             state = {"w": state["w"] + 1}
             is_begun: bool = manager.save(step, state)
