@@ -9,10 +9,9 @@ from typing import Any
 
 import msgspec
 
-from holdfast.coordination import checkpoint_entry as entry
 from holdfast.coordination import save_targets
 from holdfast.coordination.bootstrap import Bootstrap
-from holdfast.coordination.checkpoint_table import CheckpointTable
+from holdfast.coordination.checkpoint_table import CheckpointEntry, CheckpointTable
 from holdfast.coordination.durability import Durability
 from holdfast.coordination.election import Election
 from holdfast.coordination.follower import Follower
@@ -42,11 +41,11 @@ def agree_before_all_accept(patch: Patch) -> None:
 
 
 def recycle_once_complete(patch: Patch) -> None:
-    def count(self: entry.CheckpointEntry, rank: int, required: int, domains: Any) -> None:
+    def count(self: CheckpointEntry, rank: int, required: int, domains: Any) -> None:
         _count(self, rank, min(required, 1), domains)
 
-    _count = entry.CheckpointEntry.update_rank
-    patch(entry.CheckpointEntry, "update_rank", count)
+    _count = CheckpointEntry.update_rank
+    patch(CheckpointEntry, "update_rank", count)
 
 
 def drop_all_but_the_newest_part(patch: Patch) -> None:

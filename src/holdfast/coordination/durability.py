@@ -16,8 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from holdfast.coordination.checkpoint_entry import CheckpointEntry
-from holdfast.coordination.checkpoint_table import CheckpointTable
+from holdfast.coordination.checkpoint_table import CheckpointEntry, CheckpointTable
 from holdfast.coordination.effects import Commit, ListDurable
 from holdfast.coordination.inputs import CommitFailed
 from holdfast.coordination.replica_placement import Ring, assign_pulls
