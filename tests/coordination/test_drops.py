@@ -10,7 +10,7 @@ import random
 
 import pytest
 
-from holdfast.coordination.checkpoint_table import CheckpointTable
+from holdfast.coordination.checkpoint_table import CheckpointTable, Recycling
 from holdfast.coordination.effects import Drop, ReportOutcome
 from holdfast.coordination.host_inventory import HostInventory
 from holdfast.coordination.inputs import PartSealed, Published
@@ -170,6 +170,6 @@ def test_an_open_checkpoint_is_not_forgotten_by_a_leader_that_may_not_recycle() 
     assert table.floor == new
     table.settle()
     assert old in table.entries
-    table.may_recycle = True
+    table.recycling = Recycling.ALL
     table.settle()
     assert table.verdict(old).status is CheckpointStatus.DROPPED

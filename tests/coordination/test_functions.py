@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.coordination.checkpoint_table import CheckpointTable
+from holdfast.coordination.checkpoint_table import CheckpointTable, Recycling
 from holdfast.coordination.effects import GivenUp
 from holdfast.coordination.election import leader_of, term_above
 from holdfast.coordination.inputs import DurableListed, Listed
@@ -129,7 +129,7 @@ def test_durable_parts_survive_every_loss() -> None:
 
 def test_what_is_due_keeps_its_ram_on_a_host_that_was_silent_for_a_while() -> None:
     table = CheckpointTable(attempt_id(1), {})
-    table.required, table.may_recycle, table.preserved = 1, True, frozenset()
+    table.required, table.recycling, table.preserved = 1, Recycling.ALL, frozenset()
     table.domains["a"] = "a"
     older, newer = (
         Held(checkpoint_id(step), 1, is_due=True, own=((0, 1),), replicas=(), written=())
@@ -351,7 +351,7 @@ def test_spoilt_messages_are_refused_or_are_messages() -> None:
 
 def test_a_share_that_failed_after_a_leader_before_had_begun_it_anew_counts_as_failed() -> None:
     table = CheckpointTable(attempt_id(2), {})
-    table.required, table.may_recycle, table.preserved = 1, True, frozenset()
+    table.required, table.recycling, table.preserved = 1, Recycling.ALL, frozenset()
     table.domains["a"] = table.domains["b"] = "d"
     step = checkpoint_id(10)
     parts = {
@@ -369,3 +369,45 @@ def test_a_share_that_failed_after_a_leader_before_had_begun_it_anew_counts_as_f
     # The first one is tried again, as the second one was.
     assert table.entries[step].round == 3
     assert table.entries[step].failures == {"b": "the disk is full"}
+
+
+@pytest.mark.parametrize("is_timeline_first", [False, True])
+def test_ram_is_released_for_newer_checkpoints_as_ranks_and_timeline_become_known(
+    is_timeline_first: bool,
+) -> None:
+    table = CheckpointTable(attempt_id(1), {})
+    table.preserved, table.domains["a"] = frozenset(), "a"
+    parts = {
+        c: Held(c, 1, is_due=False, own=((0, 1),), replicas=(), written=())
+        for c in map(checkpoint_id, (10, 20, 30))
+    }
+    table.apply_report("a", {}, parts)
+
+    def released() -> list[int]:
+        return [c.step for c in parts if table.verdict(c).may_release]
+
+    assert released() == []
+    if is_timeline_first:
+        table.complete_timeline({})
+        assert released() == []
+        table.set_required(1, highest_step=15)
+    else:
+        table.set_required(1, highest_step=15)
+        assert released() == [20]
+        table.complete_timeline({})
+    assert table.recycling is Recycling.ALL
+    assert released() == [10, 20]
+
+
+def test_a_successor_releases_committed_checkpoints_only_whatever_it_learns() -> None:
+    table = CheckpointTable(attempt_id(1), {}, Recycling.COMMITTED)
+    table.preserved, table.domains["a"] = frozenset(), "a"
+    parts = {
+        c: Held(c, 1, is_due=False, own=((0, 1),), replicas=(), written=())
+        for c in map(checkpoint_id, (10, 20, 30))
+    }
+    table.apply_report("a", {}, parts)
+    table.set_required(1, highest_step=15)
+    table.complete_timeline({})
+    table.list_durable([checkpoint_id(20), checkpoint_id(30)], {})
+    assert [c.step for c in parts if table.verdict(c).may_release] == [20]

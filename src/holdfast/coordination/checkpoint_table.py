@@ -14,6 +14,7 @@ Invariants:
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
 
@@ -23,6 +24,25 @@ from holdfast.coordination.settings import OUTCOMES_MAX
 from holdfast.format.names import NO_AGE, STEP_MAX, Age, AttemptId, CheckpointId, age_of
 
 DELETED = "it was deleted"
+
+
+class Recycling(enum.Enum):
+    """For which newer checkpoints a table may release RAM.
+
+    A leader in the place of rank 0's host has `COMMITTED` for as long as it leads. Every other
+    leader begins with `NOTHING`. When all ranks have reported, `NOTHING` becomes `ALL` if the
+    timeline is known, else `FRESH`; when the timeline becomes known, `FRESH` becomes `ALL`.
+    """
+
+    COMMITTED = enum.auto()
+    """Committed checkpoints, for newer committed ones."""
+    NOTHING = enum.auto()
+    """None: few failure domains would seem to be enough while ranks are missing."""
+    FRESH = enum.auto()
+    """Checkpoints that were begun after all ranks had reported: no other attempt can rely on them.
+    A newer attempt may have begun, and may rely on older ones."""
+    ALL = enum.auto()
+    """Every checkpoint, for a newer one that was protected."""
 
 
 @dataclass(slots=True)
@@ -142,25 +162,29 @@ class CheckpointTable:
         attempt: the present attempt.
         limits: for each attempt on the timeline, the last step that counts.
         required: the number of failure domains that protect a part; 0 until all ranks were seen.
-        is_of_successor: its leader leads in the place of rank 0's host.
-        may_recycle: RAM may be released for newer checkpoints; see `Leader`.
-        knows_timeline: `limits` are complete.
+        recycling: what RAM may be released.
+        knows_timeline: `limits` are complete, and no newer attempt can have been missed.
         domains: the failure domain of each host that has reported.
         is_changed: verdicts or orders may have changed since the leader reset this.
         status_changes: the new statuses that the leader has not reported yet.
         floor: the newest protected checkpoint of the present attempt; None if there is none.
     """
 
-    def __init__(self, attempt: AttemptId, limits: Mapping[AttemptId, int]) -> None:
+    def __init__(
+        self,
+        attempt: AttemptId,
+        limits: Mapping[AttemptId, int],
+        recycling: Recycling = Recycling.NOTHING,
+        *,
+        knows_timeline: bool = False,
+    ) -> None:
         self.attempt = attempt
         self.limits = {**limits, attempt: STEP_MAX}
         self.required = 0
-        self.is_of_successor = False
-        self.may_recycle = False
-        self.knows_timeline = False
-        self.fresh_above: int | None = None
-        """Checkpoints above this step were begun after this leader had seen all ranks, so no other
-        attempt can rely on them. They may be recycled even while `may_recycle` is false."""
+        self.recycling = recycling
+        self.knows_timeline = knows_timeline
+        # The highest step that a rank had published when all ranks had reported.
+        self._fresh_above = STEP_MAX
         self.preserved: frozenset[CheckpointId] | None = None
         """The checkpoints that the RAM tier's policy keeps; None until it was evaluated."""
         self.domains: dict[str, str] = {}
@@ -189,6 +213,32 @@ class CheckpointTable:
         """Return whether `checkpoint` is on the present timeline."""
         return checkpoint.step <= self.limits.get(checkpoint.attempt, -1)
 
+    # What the leader learns.
+
+    def set_required(self, required: int, highest_step: int) -> None:
+        """Set the number of failure domains that protect a part: all ranks have reported.
+
+        Args:
+            required: the number, at least 1.
+            highest_step: the highest step that a rank has published.
+        """
+        self.required, self._fresh_above = required, highest_step
+        if self.recycling is Recycling.NOTHING:
+            self.recycling = Recycling.ALL if self.knows_timeline else Recycling.FRESH
+        for entry in self.entries.values():
+            for rank in range(entry.part_count):
+                entry.update_rank(rank, required, self.domains)
+            self._advance(entry)
+        self.is_changed = True
+
+    def complete_timeline(self, limits: Mapping[AttemptId, int]) -> None:
+        """Add the limits of earlier attempts: storage shows that no newer attempt has begun."""
+        self.limits.update(limits)
+        self.knows_timeline = True
+        if self.recycling is Recycling.FRESH:
+            self.recycling = Recycling.ALL
+        self.is_changed = True
+
     # What hosts hold.
 
     def apply_report(
@@ -202,13 +252,6 @@ class CheckpointTable:
             entry = self._entry_for(after) if after is not None else self.entries.get(checkpoint)
             if entry is not None:
                 self._apply(entry, host, before, after)
-
-    def recount(self) -> None:
-        """Count the holders of all parts again, after `required` has become known."""
-        for entry in self.entries.values():
-            for rank in range(entry.part_count):
-                entry.update_rank(rank, self.required, self.domains)
-            self._advance(entry)
 
     def list_durable(
         self, committed: Iterable[CheckpointId], parts: Mapping[CheckpointId, frozenset[int]]
@@ -345,12 +388,13 @@ class CheckpointTable:
         So RAM stays bounded while rank 0's host is silent. Nothing is lost: both are durable.
         """
         is_committed = entry.is_committed and self.on_timeline(entry.id)
-        return self.is_of_successor and is_committed and entry.age < self._newest_committed
+        is_old = is_committed and entry.age < self._newest_committed
+        return is_old and self.recycling is Recycling.COMMITTED
 
     def _may_recycle(self, entry: CheckpointEntry) -> bool:
-        if self.may_recycle or self.fresh_above is None:
-            return self.may_recycle
-        return entry.id.attempt == self.attempt and entry.id.step > self.fresh_above
+        if self.recycling is not Recycling.FRESH:
+            return self.recycling is Recycling.ALL
+        return entry.id.attempt == self.attempt and entry.id.step > self._fresh_above
 
     def _is_preserved(self, entry: CheckpointEntry) -> bool:
         if self.preserved is None:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from holdfast.coordination.checkpoint_table import CheckpointTable
+from holdfast.coordination.checkpoint_table import CheckpointTable, Recycling
 from holdfast.coordination.durability import Durability
 from holdfast.coordination.effects import HostHeard, HostSilent, Reached
 from holdfast.coordination.election import term_above
@@ -64,8 +64,15 @@ class Leader:
         self._settings = identity.settings
         self.leadership = leadership
         self.term = leadership.term
-        self.table = CheckpointTable(leadership.attempt, leadership.limits)
-        self.table.is_of_successor = not leadership.is_first
+        # A leader that has not begun the attempt itself may follow another agent or a silent
+        # leader: targets may be set already, and a newer attempt may have begun.
+        self._knows_targets = is_new
+        self.table = CheckpointTable(
+            leadership.attempt,
+            leadership.limits,
+            Recycling.NOTHING if leadership.is_first else Recycling.COMMITTED,
+            knows_timeline=is_new,
+        )
         self.targets = TargetAgreement()
         self.views = {host: HostView(host, is_lost=True) for host in leadership.successors}
         self._durability = Durability(identity.settings, self.table)
@@ -73,11 +80,6 @@ class Leader:
         """The copies to the remote tier; takes their outcomes."""
         self._protection = ProtectionWatch(identity.settings, self.table)
         self._successors = leadership.successors
-        # A leader that has not begun the attempt itself may follow another agent or a silent
-        # leader: targets may be set already, and a newer attempt may have begun.
-        self._knows_targets = self._knows_newest = self.table.knows_timeline = is_new
-        # Stays true when ranks end: the hosts of all ranks and their domains are known from then.
-        self._has_been_whole = False
         self._have_hosts_changed = True
         self._living_count = 0
         self._left_count = 0
@@ -107,6 +109,11 @@ class Leader:
     def is_whole(self) -> bool:
         """Whether all ranks of the attempt live, so that a checkpoint can become complete."""
         return self._living_count == self.leadership.rank_count and not self._broken
+
+    @property
+    def _has_been_whole(self) -> bool:
+        """Whether the hosts of all ranks and their domains are known; stays true when ranks end."""
+        return self.table.required > 0
 
     @property
     def is_broken(self) -> bool:
@@ -238,9 +245,7 @@ class Leader:
     def listed(self, turn: Turn, item: DurableListed) -> None:
         """Apply a listing of the durable tier."""
         if item.newest_attempt == self.leadership.attempt:
-            self.table.limits.update(item.limits)
-            self._knows_newest = self.table.knows_timeline = True
-            self._check_may_recycle()
+            self.table.complete_timeline(item.limits)
         parts = {c: listed.ranks for c, listed in item.parts.items()}
         self.table.list_durable(item.committed, parts)
         self._durability.listed(turn)
@@ -359,27 +364,13 @@ class Leader:
 
     def _note_whole(self) -> None:
         """Note that all ranks have reported: the number of failure domains is known now."""
-        self._has_been_whole = True
-        if self.leadership.is_first:
-            self.table.fresh_above = self._ranks().highest
         rank_hosts = [v for v in self.views.values() if v.ranks]
         rank_hosts.sort(key=lambda v: min(v.ranks))
         domains = {v.host: self.table.domains[v.host] for v in rank_hosts}
-        self.table.required = min(self._settings.copies, len(set(domains.values())))
-        self._check_may_recycle()
+        required = min(self._settings.copies, len(set(domains.values())))
+        self.table.set_required(required, self._ranks().highest)
         if self.leadership.is_first and self._identity.host in domains:
             self._successors = successors_of(self._identity.host, domains, SUCCESSORS_MAX)
-        self.table.recount()
-
-    def _check_may_recycle(self) -> None:
-        """Allow recycling if all ranks have reported and no newer attempt can have been missed.
-
-        A restarted agent may have missed that another attempt has begun, until it has listed
-        storage.
-        """
-        knows_enough = self._has_been_whole and self._knows_newest
-        self.table.may_recycle = self.leadership.is_first and knows_enough
-        self.table.is_changed = True
 
     def _drop_missed(self, views: Collection[HostView]) -> None:
         """Drop the open checkpoints that ranks of `views` have passed without making their part.
