@@ -30,10 +30,6 @@ class BrokenPromiseError(AssertionError):
     """An invariant was broken; the message names it."""
 
 
-def age(checkpoint: CheckpointId) -> tuple[AttemptId, int]:
-    return checkpoint.attempt, checkpoint.step
-
-
 @dataclass
 class Truth:
     """The true state of one checkpoint.
@@ -170,7 +166,7 @@ class Oracle:
     def is_overtaken(self, checkpoint: CheckpointId) -> bool:
         """Return whether it was dropped for a newer one that was deleted after that."""
         return any(
-            age(c) > age(checkpoint) and self.truths[c].was_protected
+            c.age > checkpoint.age and self.truths[c].was_protected
             for c in self.are_deleted
             if c in self.truths
         )
@@ -289,7 +285,7 @@ class Oracle:
         newer = [
             t
             for c, t in self.truths.items()
-            if age(c) > age(checkpoint) and t.was_protected and c.attempt >= checkpoint.attempt
+            if c.age > checkpoint.age and t.was_protected and c.attempt >= checkpoint.attempt
         ]
         if not newer and checkpoint.attempt == world.storage.newest:
             self.fail(
@@ -367,11 +363,11 @@ class Oracle:
                     t.protected_at is not None
                     and not t.is_abandoned
                     and self.losses_since(t.protected_at) < t.required
-                    and not any(n.was_protected and age(o) > age(c) for o, n in self.truths.items())
+                    and not any(n.was_protected and o.age > c.age for o, n in self.truths.items())
                 )
             )
         ]
-        return max(found, key=lambda c: (c.step, c.attempt), default=None)
+        return max(found, default=None)
 
     def begun(self, host: Host, effect: ef.BeginAttempt) -> None:
         self.count("attempts")

@@ -21,7 +21,7 @@ from holdfast.coordination.messages import TargetKind
 from holdfast.coordination.mirror import Mirror
 from holdfast.coordination.target_cells import TargetCells
 from holdfast.coordination.turn import Channel
-from holdfast.format.names import AttemptId
+from holdfast.format.names import AttemptId, age_of
 
 Patch = Callable[[object, str, Any], None]
 Breach = Callable[[Patch], None]
@@ -53,7 +53,7 @@ def drop_all_but_the_newest_part(patch: Patch) -> None:
 
     def hasty(self: CheckpointTable, checkpoint: Any) -> Any:
         found = verdict(self, checkpoint)
-        newest = max(self.entries, key=lambda c: (c.attempt, c.step), default=checkpoint)
+        newest = max(self.entries, key=age_of, default=checkpoint)
         return type(found)(found.id, found.status, found.id != newest, found.reason)
 
     patch(CheckpointTable, "verdict", hasty)
@@ -136,7 +136,7 @@ def go_on_from_the_newest_committed(patch: Patch) -> None:
 
     def choose(states: Any, durable: Any, put_back: Any) -> Any:
         found = [c for c in durable.committed if c.step <= durable.limits.get(c.attempt, -1)]
-        return max(found, key=lambda c: (c.step, c.attempt), default=None)
+        return max(found, default=None)
 
     patch(bootstrap, "choose_checkpoint", choose)
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from holdfast.coordination import inputs as fa
 from holdfast.coordination.messages import TargetKind
 from holdfast.coordination.settings import Settings
-from holdfast.format.names import CheckpointId
+from holdfast.format.names import CheckpointId, age_of
 from tests.coordination.host import Host
 from tests.coordination.world import Shape, World
 
@@ -482,7 +482,7 @@ class Schedule:
             and not t.is_abandoned
             and not world.oracle.is_overtaken(c)
         ]
-        last = max(newest, key=lambda c: (c.attempt, c.step), default=None)
+        last = max(newest, key=age_of, default=None)
         if last is not None and last not in world.storage.manifests:
             return f"{last} is complete and not committed"
         return ""

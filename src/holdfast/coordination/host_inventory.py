@@ -33,7 +33,7 @@ from holdfast.coordination.messages import (
 from holdfast.coordination.rank_runs import ranks_in, runs_of
 from holdfast.coordination.settings import HELD_MAX, PULLS_MAX, TRIES_MAX, Settings
 from holdfast.coordination.turn import Turn
-from holdfast.format.names import AttemptId, CheckpointId
+from holdfast.format.names import AttemptId, CheckpointId, age_of
 
 _FINAL = (CheckpointStatus.COMMITTED, CheckpointStatus.FAILED, CheckpointStatus.DROPPED)
 _NOTIFIED = (CheckpointStatus.PROTECTED, *_FINAL)
@@ -114,7 +114,7 @@ class HostInventory:
 
     def adopt_images(self, found: Found) -> None:
         """Adopt what a previous agent left in RAM, of the newest `HELD_MAX` checkpoints."""
-        newest_first = sorted(found.ram, key=lambda c: (c.attempt, c.step), reverse=True)
+        newest_first = sorted(found.ram, key=age_of, reverse=True)
         for checkpoint in newest_first[:HELD_MAX]:
             listed = found.ram[checkpoint]
             replicas = set(found.replicas.get(checkpoint, ()))

@@ -50,7 +50,7 @@ from holdfast.coordination.settings import (
     SUCCESSORS_MAX,
 )
 from holdfast.coordination.turn import AgentIdentity, Turn
-from holdfast.format.names import CheckpointId
+from holdfast.format.names import CheckpointId, age_of
 
 PASSED = "the ranks did not meet at one step"
 """The reason for dropping a checkpoint that some ranks have passed without a part."""
@@ -175,7 +175,7 @@ class Leader:
         if not self._has_been_whole:
             # The policy has not seen the checkpoints of hosts that have not reported yet.
             return
-        newest_first = sorted(checkpoints, key=lambda c: (c.attempt, c.step), reverse=True)
+        newest_first = sorted(checkpoints, key=age_of, reverse=True)
         self.table.preserved = frozenset(newest_first[:PRESERVED_MAX])
         self.table.is_changed = True
 

@@ -69,12 +69,12 @@ def choose_checkpoint(
     whole -= {c for state in states for c in state.deleted if c not in put_back}
     whole |= {c for c, a in _availabilities(states, durable).items() if a.is_whole}
     # If the timeline has a step twice, the newest attempt's counts.
-    return max(whole, key=lambda c: (c.step, c.attempt), default=None)
+    return max(whole, default=None)
 
 
 def newest_begun(states: Iterable[HostState], durable: DurableListed) -> CheckpointId | None:
     """Return the newest checkpoint on the timeline of which any part exists, whole or not."""
-    return max(_availabilities(states, durable), key=lambda c: (c.step, c.attempt), default=None)
+    return max(_availabilities(states, durable), default=None)
 
 
 def given_up(

@@ -248,7 +248,7 @@ class Agent:
     def _want_durable(self) -> None:
         """Mark the newest checkpoint here as due in the durable tier, against any policy."""
         view = self.driver.view
-        newest = max(view.complete_ids(), key=lambda c: (c.attempt, c.step), default=None)
+        newest = max(view.complete_ids(), key=age_of, default=None)
         for held in (outcome.held for outcome in view.held if outcome.held.id == newest):
             for rank in ranks_in(held.own):
                 self.driver.submit(
