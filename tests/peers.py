@@ -67,15 +67,16 @@ def reaching(
         yield store
 
 
-class ReadThroughPeer:
+class ReadThroughPeer(Store):
     """A RAM tier that is written to as such, and read through a peer's server of it."""
 
     tier = name = "peer"
-    is_remote = False
+    is_in_memory = is_optional = True
 
     def __init__(self, own: Store, peer: PeerStore) -> None:
         self._own = own
         self._peer = peer
+        self.link = own.link
 
     def put(self, key: str, source: Source | Buffer) -> None:
         self._own.put(key, source)

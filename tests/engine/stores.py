@@ -40,6 +40,8 @@ class DyingStore:
     def __init__(self, inner: Store, calls_left: int, point: str) -> None:
         self.tier = inner.tier
         self.is_remote = inner.is_remote
+        self.is_in_memory = inner.is_in_memory
+        self.is_optional = inner.is_optional
         self.name = inner.name
         self.has_died = False
         self._inner = inner
@@ -112,6 +114,8 @@ class WatchingStore:
     def __init__(self, inner: Store) -> None:
         self.tier = inner.tier
         self.is_remote = inner.is_remote
+        self.is_in_memory = inner.is_in_memory
+        self.is_optional = inner.is_optional
         self.name = inner.name
         self.reads: list[tuple[str, int, int]] = []
         self.opened: list[str] = []

@@ -74,7 +74,7 @@ class UploadsParts:
     """A store that requests the parts of an object as a bucket does."""
 
     tier = name = "durable"
-    is_remote = False
+    is_in_memory = False
 
     def __init__(self) -> None:
         self.objects: dict[str, bytes] = {}

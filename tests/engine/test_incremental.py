@@ -92,7 +92,9 @@ class Run:
         if self.last is not None:
             secure_reused(self.store, plan, images, self.last.record)
         record = write_part(self.store, plan, self.made.chunk_bytes, images)
-        self.last = remember("ram", record, plan, images, self.marks, self.last, is_readable=True)
+        self.last = remember(
+            record, plan, images, self.marks, self.last, is_in_memory=True, is_readable=True
+        )
         return images
 
     def written(self, images: PartImages) -> list[int]:

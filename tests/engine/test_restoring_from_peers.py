@@ -220,7 +220,7 @@ class FakePeer:
     """A peer that does what a test wants when it is listed."""
 
     tier = "peer"
-    is_remote = False
+    is_in_memory = is_optional = True
 
     def __init__(self, name: str, answer: Callable[[], object]) -> None:
         self.name = name

@@ -21,8 +21,8 @@ from holdfast.engine.reading.view import View, view_of
 from holdfast.engine.saving.part_writer import write_part
 from holdfast.engine.tiers.shared_attempts import begin_in_both
 from holdfast.format.names import AttemptId, CheckpointId
-from holdfast.format.part_layout import REMOTE
 from holdfast.format.records import RunRecord
+from holdfast.store.contract import REMOTE
 from holdfast.store.durable import DurableStore
 from holdfast.store.location import open_durable
 from holdfast.trainer.opening.opening import OpenRun, open_run

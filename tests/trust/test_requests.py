@@ -28,7 +28,6 @@ from holdfast.format.names import (
     manifest_key,
     parse_manifest_key,
 )
-from holdfast.format.part_layout import REMOTE
 from holdfast.host.driver.agent_run import AgentRun, RemoteTarget
 from holdfast.host.metering.meters import Metering
 from holdfast.host.tiers.opening_listing import listing_in
@@ -41,6 +40,7 @@ from holdfast.policy import (
 )
 from holdfast.policy.save_decision_policy import FixedIntervalPolicy
 from holdfast.store.bucket import BucketStore
+from holdfast.store.contract import REMOTE
 from holdfast.store.durable import DurableStore
 from tests.buckets.object_server import ObjectServer, Plan, Trouble, no_trouble, troubles
 from tests.engine.making import memory_folder

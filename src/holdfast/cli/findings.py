@@ -63,7 +63,7 @@ def copies_of(run: ReadableRun) -> list[Copy]:
         Copy(store=store, id=checkpoint, listing=listing)
         for store in stores
         for checkpoint, listing in listings[store.name].items()
-        if listing.is_committed or (listing.parts and (store.tier == "ram" or checkpoint in whole))
+        if listing.is_committed or (listing.parts and (store.is_in_memory or checkpoint in whole))
     ]
     return sorted(found, key=lambda copy: (copy.id, copy.store.tier))
 

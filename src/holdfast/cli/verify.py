@@ -19,7 +19,6 @@ from holdfast.engine.reading.verify import BlockCheck
 from holdfast.engine.reading.view import LISTINGS_MAX
 from holdfast.errors import HoldfastError, StepNotFoundError
 from holdfast.format.names import RUN_FILE
-from holdfast.format.part_layout import REMOTE
 from holdfast.trainer.opening.run_access import read_damaged
 
 
@@ -135,7 +134,7 @@ def _check_not_remote(run: ReadableRun, step: int) -> None:
     view = run.look_for(step)()
     found = view.find(step)
     holders = [store for store in view.stores if found in view.listings[store.name]]
-    if [store.tier for store in holders] == [REMOTE]:
+    if all(store.is_optional for store in holders):
         raise StepNotFoundError(
             f"verify step {step} of {run.location}: its remote tier alone has it; call `holdfast "
             f"verify {noted_remote(run.durable)} {step}`"

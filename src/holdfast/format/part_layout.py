@@ -15,12 +15,6 @@ from holdfast.format.names import image_key, reused_image_key
 from holdfast.format.ranges import members
 from holdfast.format.records import ArraySpec, PartRecord, ReusedImage
 
-DURABLE = "durable"
-REMOTE = "remote"
-"""The second durable tier of a run. Read alone, such a place is a run, and its durable tier."""
-_SHARING = (DURABLE, REMOTE)
-"""The tiers in which images are shared by checkpoints, and not named once more by each."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartLayout:
@@ -71,17 +65,17 @@ def part_layout(
     )
 
 
-def image_keys(part: PartRecord, tier: str) -> tuple[str, ...]:
-    """Return the keys of a part's images in a store of `tier`, the own one first.
+def image_keys(part: PartRecord, *, is_in_memory: bool) -> tuple[str, ...]:
+    """Return the keys of a part's images in a store, the own one first.
 
     In durable tiers a reused image is in the folder of the checkpoint that wrote it. In RAM it
     has one more name, in the folder of each checkpoint that reuses it.
     """
     rank, count = part.rank, part.part_count
     own = image_key(part.id, rank, count)
-    if tier in _SHARING:
-        return own, *(image_key(image.origin, rank, count) for image in part.reused)
-    return own, *(reused_image_key(part.id, rank, count, image.origin) for image in part.reused)
+    if is_in_memory:
+        return own, *(reused_image_key(part.id, rank, count, image.origin) for image in part.reused)
+    return own, *(image_key(image.origin, rank, count) for image in part.reused)
 
 
 def origins_of(part: PartRecord) -> tuple[tuple[int, int], ...]:

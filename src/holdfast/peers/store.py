@@ -31,12 +31,12 @@ from holdfast.peers.wire import (
     content_range,
     target_of,
 )
-from holdfast.store.contract import Reader, StoredObject, check_key, read_each
+from holdfast.store.contract import ReadableStore, Reader, StoredObject, check_key, read_each
 
 RECORDS_AT_ONCE = 8
 
 
-class PeerStore:
+class PeerStore(ReadableStore):
     """The readable store of a peer's RAM tier; thread-safe.
 
     Raises:
@@ -45,7 +45,8 @@ class PeerStore:
     """
 
     tier = "peer"
-    is_remote = False
+    is_in_memory = True
+    is_optional = True
 
     def __init__(self, access: PeerAccess, clock: Clock, bounds: PeerBounds | None = None) -> None:
         self.name = f"peer {access.address.authority}"

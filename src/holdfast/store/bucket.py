@@ -42,13 +42,15 @@ from holdfast.errors import (
 )
 from holdfast.format.buffers import Buffer
 from holdfast.format.names import LEASES
-from holdfast.format.part_layout import DURABLE
 from holdfast.format.sealed import RECORD_SIZE_MAX_BYTES
 from holdfast.quantities import secs_text
 from holdfast.store.bucket_home import BucketHome, FleetingObjects, removed_after
 from holdfast.store.contract import (
+    DURABLE,
+    REMOTE,
     Reader,
     Source,
+    Store,
     StoredObject,
     check_key,
     exact_blocks,
@@ -214,7 +216,7 @@ class CountedBucket:
         self._bucket.delete(keys)
 
 
-class BucketStore:
+class BucketStore(Store):
     """The objects below `prefix` of a bucket. Thread-safe.
 
     A reader whose key is deleted or replaced while it is open fails; it returns no other bytes.
@@ -232,6 +234,7 @@ class BucketStore:
         tier: str = DURABLE,
     ) -> None:
         self.tier = self.name = tier
+        self.is_optional = tier == REMOTE
         self.home = home or BucketHome(prefix, Path(os.devnull))
         self.fleeting = FleetingObjects(self, clock)
         self._bucket = CountedBucket(bucket)
@@ -335,7 +338,6 @@ class BucketStore:
         return all(stored.key.startswith(f"{LEASES}/") for stored in self._listed(self._prefix))
 
     def has_object(self, key: str) -> bool:
-        """Return whether the key has an object."""
         try:
             self.modified_ns(key)
         except ObjectNotFoundError:

@@ -11,7 +11,8 @@ dot. Guarantees of a store:
   `put_if_absent` is not: a retry may find its own object.
 
 Every store passes `holdfast.testing.store_suite`. A store that can only be read, such as the RAM of
-a peer, is a `ReadableStore`.
+a peer, is a `ReadableStore`. What differs between stores is a property, whose default is the most
+frequent value. Nothing above depends on the class of a store or on the name of its tier.
 """
 
 from __future__ import annotations
@@ -23,6 +24,10 @@ from typing import NamedTuple, Protocol
 
 from holdfast.errors import HoldfastError, InvalidArgumentError
 from holdfast.format.buffers import Buffer
+
+DURABLE = "durable"
+REMOTE = "remote"
+"""The second durable tier of a run. Read alone, such a place is a run, and its durable tier."""
 
 
 class StoredObject(NamedTuple):
@@ -119,11 +124,19 @@ class ReadableStore(Protocol):
     tier: str
     """The tier's name in reports: `ram`, `peer`, `durable`, `remote`."""
 
-    is_remote: bool
-    """Whether each read is a request to a service, which waits for a network."""
-
     name: str
     """A name unique among the stores that a checkpoint is read from: the tier, or the peer."""
+
+    is_remote: bool = False
+    """Whether each read is a request to a service, which waits for a network."""
+
+    is_in_memory: bool = False
+    """Whether the objects are in the RAM of a host, which recycles them. Such a store has no
+    manifests, and a reused image has one more name in the folder of each checkpoint that reuses it.
+    In other stores a reused image is in the folder of its origin alone."""
+
+    is_optional: bool = False
+    """Whether a reader continues without the store if it cannot be listed."""
 
     def get(self, key: str) -> bytes:
         """Return all bytes of a small object.
@@ -155,6 +168,11 @@ class ReadableStore(Protocol):
 
 class Store(ReadableStore, Protocol):
     """A write-once object store; see the module for its guarantees."""
+
+    link: Callable[[str, str], None] | None = None
+    """Gives the object of the first key the second key too, without a copy; it raises
+    `ObjectNotFoundError` if there is none, and `StorageError` if the second key has another object.
+    None if each object of the store has one key."""
 
     def put(self, key: str, source: Source | Buffer) -> None:
         """Write an object of the bytes of `source`; replace an old one.

@@ -30,10 +30,12 @@ from holdfast.errors import (
     translated,
 )
 from holdfast.format.buffers import Buffer
-from holdfast.format.part_layout import DURABLE
 from holdfast.store.contract import (
+    DURABLE,
+    REMOTE,
     Reader,
     Source,
+    Store,
     StoredObject,
     exact_blocks,
     read_each,
@@ -64,10 +66,9 @@ RECORDS_AT_ONCE = 16
 log = logging.getLogger(__name__)
 
 
-class DiskStore:
+class DiskStore(Store):
     """Objects as files below `root`, durable when a call returns. Thread-safe."""
 
-    is_remote = False
     request_count: int | None = None
     """A directory is no service."""
 
@@ -82,6 +83,7 @@ class DiskStore:
     ) -> None:
         """`reads_directly`: bypass the page cache; no other local process reads the same bytes."""
         self.tier = self.name = tier
+        self.is_optional = tier == REMOTE
         self.home = RunDirectory(root) if isinstance(root, Path) else root
         self.fleeting = FleetingFiles(self.home, clock)
         self._clock = clock
@@ -248,6 +250,10 @@ class DiskStore:
             folder.discard_unfinished(prefix)
 
 
+def _is_unfinished(path: Path) -> bool:
+    return path.name.startswith(".") and path.name.endswith(UNFINISHED)
+
+
 def _create(folder: ObjectFolder, path: Path, *, is_direct: bool) -> tuple[int, bool]:
     """Return the descriptor of a new file, and whether it bypasses the page cache."""
     if not is_direct:
@@ -261,10 +267,6 @@ def _create(folder: ObjectFolder, path: Path, *, is_direct: bool) -> tuple[int, 
     with contextlib.suppress(FileNotFoundError):
         folder.files.unlink(path)
     return folder.create_file(path, 0), False
-
-
-def _is_unfinished(path: Path) -> bool:
-    return path.name.startswith(".") and path.name.endswith(UNFINISHED)
 
 
 def _blocks_ahead(source: Source) -> Generator[memoryview]:

@@ -21,8 +21,8 @@ import xxhash
 from holdfast.clock import Clock
 from holdfast.errors import InvalidArgumentError, StorageError
 from holdfast.format.names import EVENTS, RUN_FILE
-from holdfast.format.part_layout import DURABLE
 from holdfast.store.bucket_home import BucketHome
+from holdfast.store.contract import DURABLE
 from holdfast.store.disk import DiskStore
 from holdfast.store.durable import DurableStore, RunHome
 from holdfast.store.file_system import LOCAL, FileSystem

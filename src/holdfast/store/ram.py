@@ -22,7 +22,7 @@ from typing import Protocol, TypeVar, cast
 from holdfast.clock import Clock
 from holdfast.errors import HoldfastError, InvalidArgumentError, StorageError, translated
 from holdfast.format.buffers import Buffer
-from holdfast.store.contract import Source, StoredObject, exact_blocks, read_each, source_of
+from holdfast.store.contract import Source, Store, StoredObject, exact_blocks, read_each, source_of
 from holdfast.store.file_system import LOCAL, FileSystem
 from holdfast.store.mappings import ReadMappings
 from holdfast.store.object_folder import FileReader, ObjectFolder
@@ -54,14 +54,14 @@ class Pin(Protocol):
 AnyPin = TypeVar("AnyPin", bound=Pin)
 
 
-class RamStore:
+class RamStore(Store):
     """Objects below `root`, a folder on a tmpfs; images go into slots that `reserve` names.
 
     Thread-safe except for `put` and `begin`; a `SlotWriter` may be passed to another thread.
     """
 
     tier = name = "ram"
-    is_remote = False
+    is_in_memory = True
 
     def __init__(
         self,

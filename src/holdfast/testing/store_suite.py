@@ -20,7 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from holdfast.errors import InvalidArgumentError, ObjectNotFoundError
+from holdfast.errors import InvalidArgumentError, ObjectNotFoundError, StorageError
 from holdfast.store.contract import Store, StoredObject
 from holdfast.store.disk import FIRST_SIZE_BYTES
 from holdfast.testing import store_processes
@@ -74,6 +74,22 @@ class StoreSuite(StoreBytesSuite):
         store.delete(key)
         with pytest.raises(ObjectNotFoundError):
             opener().get(key)
+
+    def test_an_object_in_memory_takes_further_keys_and_no_other_does(self, store: Store) -> None:
+        key, further = self.key("a/b"), self.key("c/d")
+        store.put(key, b"hello")
+        assert (store.link is not None) == store.is_in_memory
+        if store.link is None:
+            return
+        store.link(key, further)
+        store.delete(key)
+        assert store.get(further) == b"hello"
+        with pytest.raises(ObjectNotFoundError):
+            store.link(key, self.key("e/f"))
+        store.put(key, b"other")
+        with pytest.raises(StorageError):
+            store.link(key, further)
+        assert store.get(further) == b"hello"
 
     def test_delete_is_idempotent(self, store: Store) -> None:
         key = self.key("a/b")

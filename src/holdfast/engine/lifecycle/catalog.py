@@ -22,10 +22,8 @@ from holdfast.format.names import (
     parse_part_name,
     parse_reused_image_name,
 )
-from holdfast.format.part_layout import REMOTE
 from holdfast.store.contract import ReadableStore, StoredObject
 
-PEER = "peer"
 PEERS_AT_ONCE = 16
 PEERS_SECS = 30.0
 _MANIFESTS_FOLDER = MANIFESTS.rpartition("/")[2]
@@ -106,7 +104,7 @@ def list_stores(
     Raises:
         StorageError: another store cannot be listed.
     """
-    peers = [store for store in stores if store.tier in (PEER, REMOTE)]
+    peers = [store for store in stores if store.is_optional]
     with ThreadPoolExecutor(min(peers_at_once, len(peers)) or 1, "holdfast-list") as pool:
         listings = {store.name: pool.submit(list_checkpoints, store) for store in peers}
         try:
@@ -125,7 +123,7 @@ def list_stores(
         except CancelledError:
             passed_over.append(f"list {store.name}: others did not answer for {peers_secs:.0f} s")
         # RAM holds no commits. A stray manifest there must not hide the durable one.
-        for listing in found[store.name].values() if store.tier == PEER else ():
+        for listing in found[store.name].values() if store.is_in_memory else ():
             listing.is_committed = False
     return {store.name: found[store.name] for store in stores}, tuple(passed_over)
 

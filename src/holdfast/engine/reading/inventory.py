@@ -189,7 +189,7 @@ def _row(
         state = State.DAMAGED
     elif committed is not None:
         state = State.COMMITTED
-    elif is_complete and any(store.tier == "ram" and held[store].parts for store in held):
+    elif is_complete and any(store.is_in_memory and held[store].parts for store in held):
         state = State.IN_RAM
     else:
         state = State.UNCOMMITTED

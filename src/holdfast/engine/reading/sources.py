@@ -7,11 +7,10 @@ its parts sealed. A copy whose record is not the committed one is ignored.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from holdfast.engine.lifecycle.catalog import (
-    PEER,
     Listing,
     Listings,
     has_all_parts,
@@ -62,7 +61,7 @@ class PartSource:
     @property
     def image_keys(self) -> tuple[str, ...]:
         """The keys of its images in the store, its own first."""
-        return image_keys(self.part, self.store.tier)
+        return image_keys(self.part, is_in_memory=self.store.is_in_memory)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,12 +118,13 @@ def find_sources(
                     if data not in parsed:
                         parsed[data] = _parse_part(data, checkpoint, rank, part_count, manifest)
                     part = parsed[data]
-                    _check_reused_listed(part, store.tier, listings[store.name])
+                    _check_reused_listed(part, store, listings)
                     copies.append((store, part))
                 except (CheckpointDamagedError, StorageError) as error:
                     passed_over.append(f"{store.name}: {error}")
                 except NewerFormatError as error:
-                    if store.tier != PEER:
+                    # A peer may be of a newer release.
+                    if not (store.is_in_memory and store.is_optional):
                         raise
                     passed_over.append(f"{store.name}: {error}")
                     _warn_of_newer(store, error)
@@ -181,30 +181,28 @@ def _is_listed(checkpoint: CheckpointId, rank: int, part_count: int, listing: Li
     return all(key.rpartition("/")[2] in listing.sizes_bytes for key in keys)
 
 
-def _check_reused_listed(
-    part: PartRecord, tier: str, listed: Mapping[CheckpointId, Listing]
-) -> None:
-    for key in image_keys(part, tier)[1:]:
-        if listed_size_bytes(listed, key) is None:
+def _check_reused_listed(part: PartRecord, store: ReadableStore, listings: Listings) -> None:
+    for key in image_keys(part, is_in_memory=store.is_in_memory)[1:]:
+        if listed_size_bytes(listings[store.name], key) is None:
             raise CheckpointDamagedError(
                 f"read {key}: the part reuses this image, but it is missing"
             )
 
 
 def _sizes_bytes(
-    part: PartRecord, tier: str, listed: Mapping[CheckpointId, Listing]
+    part: PartRecord, store: ReadableStore, listings: Listings
 ) -> list[tuple[str, int, int]]:
     """Return (key, listed size, recorded size) of each image, in bytes."""
-    keys = image_keys(part, tier)
-    found = (listed_size_bytes(listed, key) or 0 for key in keys)
-    return list(zip(keys, found, image_sizes_bytes(part), strict=True))
+    keys = image_keys(part, is_in_memory=store.is_in_memory)
+    listed = (listed_size_bytes(listings[store.name], key) or 0 for key in keys)
+    return list(zip(keys, listed, image_sizes_bytes(part), strict=True))
 
 
 def _check_length(copies: Sequence[tuple[ReadableStore, PartRecord]], listings: Listings) -> None:
     """Check that the images of one copy are long enough, before memory is allocated."""
     problems: list[str] = []
     for store, part in copies:
-        sizes = _sizes_bytes(part, store.tier, listings[store.name])
+        sizes = _sizes_bytes(part, store, listings)
         short = [
             f"{store.name}: {key}: bytes [{found}, {size}) are missing; the file is cut off"
             for key, found, size in sizes
@@ -338,12 +336,7 @@ def is_sound(checkpoint: CheckpointId, stores: Sequence[ReadableStore], listings
         return False
     return all(
         any(
-            all(
-                found == size
-                for _, found, size in _sizes_bytes(
-                    copy.part, copy.store.tier, listings[copy.store.name]
-                )
-            )
+            all(found == size for _, found, size in _sizes_bytes(copy.part, copy.store, listings))
             for copy in copies
         )
         for copies in sources.parts

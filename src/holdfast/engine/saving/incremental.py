@@ -34,13 +34,13 @@ THREADS_MAX = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SealedPart:
-    """A part that was sealed in tier `tier`, with the state needed to reuse its images.
+    """A part that was sealed, in RAM or not, with the state needed to reuse its images.
 
     `marks` identify its arrays; `steady` are the ordinals of the chunks whose digests were equal in
     the previous save.
     """
 
-    tier: str
+    is_in_memory: bool
     record: PartRecord
     whole: ImageLayout
     own: ImageLayout
@@ -49,18 +49,19 @@ class SealedPart:
 
 
 def remember(
-    tier: str,
     record: PartRecord,
     plan: PartPlan,
     images: PartImages,
     marks: Sequence[Mark],
     before: SealedPart | None,
     *,
+    is_in_memory: bool,
     is_readable: bool,
 ) -> SealedPart:
     """Return the reuse state of a part that was just sealed; `before` is that of the last one.
 
-    `is_readable`: the host can digest the bytes of such a state before they are copied.
+    `is_in_memory`: it is in a store in memory. `is_readable`: the host can digest the bytes of such a
+    state before they are copied.
     """
     steady: frozenset[int] = frozenset()
     if before is not None and before.whole is plan.layout:
@@ -73,7 +74,12 @@ def remember(
             and _blocks(record, chunk) == _blocks(before.record, chunk)
         )
     return SealedPart(
-        tier=tier, record=record, whole=plan.layout, own=images.own, marks=marks, steady=steady
+        is_in_memory=is_in_memory,
+        record=record,
+        whole=plan.layout,
+        own=images.own,
+        marks=marks,
+        steady=steady,
     )
 
 
@@ -102,7 +108,7 @@ def size_of_next_bytes(last: SealedPart | None, plan: PartPlan) -> int:
 
     It is that of all chunks, unless `last` is that part: then the steady chunks stay unchanged.
     """
-    if last is None or last.tier != "ram" or last.record.id != plan.id:
+    if last is None or not last.is_in_memory or last.record.id != plan.id:
         return plan.layout.size_bytes
     images = _still_good(last, lambda chunk: chunk.ordinal in last.steady, None)
     return _images_of_part(plan, last, images).own.size_bytes

@@ -34,7 +34,6 @@ from holdfast.format.ranges import members
 from holdfast.format.records import PartRecord
 from holdfast.format.sealed import seal
 from holdfast.store.contract import Reader, Store
-from holdfast.store.ram import RamStore
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +59,8 @@ class PartWriter:
         self._last = last
         self._snapshot = snapshot
         self._key = image_key(plan.id, plan.rank, plan.part_count)
-        self._before = last if last is not None and last.tier == store.tier else None
+        is_beside = last is not None and last.is_in_memory == store.is_in_memory
+        self._before = last if is_beside else None
         # Arrays on a device are not compared by digest: that would need a copy to the host.
         chunk_bytes = None if snapshot.on_devices else snapshot.chunk_bytes
         self.images = choose(plan, self._before, snapshot.marks, chunk_bytes)
@@ -83,7 +83,7 @@ class PartWriter:
         try:
             if self._before is not None:
                 secure_reused(self._store, self._plan, self.images, self._before.record)
-            for image in self.images.reused if self._store.tier == "ram" else ():
+            for image in self.images.reused if self._store.is_in_memory else ():
                 key = reused_image_key(
                     self._plan.id, self._plan.rank, self._plan.part_count, image.origin
                 )
@@ -128,12 +128,12 @@ class PartWriter:
         record = put_record(self._store, self._plan, self.images, digests)
         self._is_sealed = True
         return remember(
-            self._store.tier,
             record,
             self._plan,
             self.images,
             self._snapshot.marks,
             self._last,
+            is_in_memory=self._store.is_in_memory,
             is_readable=not self._snapshot.on_devices,
         )
 
@@ -204,7 +204,7 @@ def secure_reused(store: Store, plan: PartPlan, images: PartImages, last: PartRe
     rank, count = plan.rank, plan.part_count
     try:
         for image in images.reused:
-            if not isinstance(store, RamStore):
+            if store.link is None:
                 with store.open(image_key(image.origin, rank, count)):
                     continue
             source = reused_image_key(last.id, rank, count, image.origin)
@@ -218,7 +218,7 @@ def secure_reused(store: Store, plan: PartPlan, images: PartImages, last: PartRe
 
 def _release_reused(store: Store, plan: PartPlan, images: PartImages) -> None:
     """Remove the links, after a failed save; names that cannot be removed are left."""
-    if isinstance(store, RamStore):
+    if store.link is not None:
         for image in images.reused:
             with contextlib.suppress(StorageError):
                 store.delete(reused_image_key(plan.id, plan.rank, plan.part_count, image.origin))

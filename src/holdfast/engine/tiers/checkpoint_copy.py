@@ -80,7 +80,8 @@ def copy_part_once(copies: Sequence[PartSource], target: Store, listed: Listing)
     layout = copies[0].layout
     written_bytes = 0
     # Reused images first, then the own image, then the record: the order of docs/format.md.
-    for number, target_key in reversed([*enumerate(image_keys(part, target.tier))]):
+    target_keys = image_keys(part, is_in_memory=target.is_in_memory)
+    for number, target_key in reversed([*enumerate(target_keys)]):
         if number == 0 or not is_stored(target, part, number, layout):
             size_bytes = layout.images[number].size_bytes
             images = [(copy.store, copy.image_keys[number]) for copy in copies]

@@ -33,7 +33,8 @@ def copy_part(source: ReadableStore, target: Store, part: PartRecord, layouts: P
     """
     layouts.check_counts(part)
     layout = layouts.layout_of(part)
-    keys = [*zip(image_keys(part, source.tier), image_keys(part, target.tier), strict=True)]
+    source_keys = image_keys(part, is_in_memory=source.is_in_memory)
+    keys = [*zip(source_keys, image_keys(part, is_in_memory=target.is_in_memory), strict=True)]
     # Reused images first, then the own image, then the record: the order of docs/format.md.
     for number, (source_key, key) in reversed([*enumerate(keys)]):
         if number == 0 or not is_stored(target, part, number, layout):
@@ -52,7 +53,7 @@ def is_stored(target: Store, part: PartRecord, number: int, layout: PartLayout) 
         StorageError: it has another image there, which a part record describes.
     """
     image = part.reused[number - 1]
-    key = image_keys(part, target.tier)[number]
+    key = image_keys(part, is_in_memory=target.is_in_memory)[number]
     try:
         if holds_image(target, key, image, len(layout.images[number].header)):
             return True

@@ -69,7 +69,7 @@ def fetch_part(
         target.put(record_key, record)
     except HoldfastError:
         # An image without a record would hold memory that is never released.
-        for key in image_keys(part, target.tier):
+        for key in image_keys(part, is_in_memory=target.is_in_memory):
             with contextlib.suppress(StorageError):
                 target.delete(key)
         raise
@@ -82,7 +82,8 @@ def _pull_images(
     there = _ReusedElsewhere(target, part)
     pulled_bytes = 0
     # Reused images first, then the own image, then the record: the order of docs/format.md.
-    for number, key in reversed([*enumerate(image_keys(part, target.tier))]):
+    target_keys = image_keys(part, is_in_memory=target.is_in_memory)
+    for number, key in reversed([*enumerate(target_keys)]):
         if number == 0 or not there.link(number, layout):
             size_bytes = layout.images[number].size_bytes
             expected = without_holes(expected_digests(part, layout, number), size_bytes)
@@ -104,7 +105,7 @@ class _ReusedElsewhere:
 
     def link(self, number: int, layout: PartLayout) -> bool:
         """Link image `number` of the part; return False if the store does not have it."""
-        key = image_keys(self._part, self._store.tier)[number]
+        key = image_keys(self._part, is_in_memory=self._store.is_in_memory)[number]
         header_size_bytes = len(layout.images[number].header)
         image = self._part.reused[number - 1]
         for found in self._places(image, key):

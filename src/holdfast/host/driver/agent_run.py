@@ -12,15 +12,12 @@ from pathlib import Path
 from holdfast.clock import Clock
 from holdfast.engine.lifecycle.run import check_run
 from holdfast.engine.tiers.remote_checkpoints import RemoteCheckpoints
-from holdfast.format.part_layout import REMOTE
 from holdfast.host.wire.config import AgentConfig
 from holdfast.observe.events.schema import Event
 from holdfast.observe.events.uploaded_segments import SegmentUploads, uploads_for
 from holdfast.observe.events.writer import EventWriter
-from holdfast.policy import (
-    preservation_policy,
-    save_decision_policy,
-)
+from holdfast.policy import preservation_policy, save_decision_policy
+from holdfast.store.contract import REMOTE
 from holdfast.store.durable import DurableStore
 from holdfast.store.file_system import FileSystem
 from holdfast.store.location import open_durable

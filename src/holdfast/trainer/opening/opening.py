@@ -33,10 +33,10 @@ from holdfast.errors import (
 )
 from holdfast.format.json_codec import decode
 from holdfast.format.names import RUN_FILE, CheckpointId
-from holdfast.format.part_layout import REMOTE
 from holdfast.format.records import RunRecord
 from holdfast.format.sealed import seal
 from holdfast.format.timeline import on_timeline
+from holdfast.store.contract import REMOTE
 from holdfast.store.durable import DurableStore
 from holdfast.store.location import RunLocation, open_durable
 from holdfast.trainer.opening.moved_runs import claim_ram, find_with_ram

@@ -21,10 +21,10 @@ from holdfast.errors import (
     StorageError,
 )
 from holdfast.format.names import CHECKPOINTS
-from holdfast.format.part_layout import REMOTE
 from holdfast.format.records import RunRecord
 from holdfast.local_agent.place import host_name
 from holdfast.observe.events.reader import EventReader
+from holdfast.store.contract import REMOTE
 from holdfast.store.durable import DurableStore
 from holdfast.store.location import RunLocation, open_durable
 from holdfast.store.ram import RamStore
