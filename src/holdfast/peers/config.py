@@ -9,9 +9,8 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import os
-import secrets
 import socket
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -20,8 +19,7 @@ from holdfast.clock import SystemClock
 from holdfast.errors import InvalidArgumentError, StorageError
 from holdfast.peers.tls import PeerTls
 from holdfast.peers.wire import check_token
-from holdfast.store.file_system import LOCAL
-from holdfast.store.free_names import take_name
+from holdfast.store.whole_file import create_file, replacing, sync
 
 LOOPBACK = "127.0.0.1"
 TOKEN_FILE_SIZE_MAX_BYTES = 4096
@@ -68,12 +66,8 @@ def make_token(path: str, token: str) -> None:
     """
     if not os.path.lexists(path):
         # Of two concurrent writers one wins, and no reader sees half a token.
-        with contextlib.suppress(FileExistsError):
-            _write_token(path, token, _publish)
-
-
-def _publish(unfinished: str, path: str) -> None:
-    take_name(LOCAL, Path(unfinished), Path(path), SystemClock())
+        with contextlib.suppress(FileExistsError), _writing(path):
+            create_file(Path(path), token.encode("ascii"), SystemClock())
 
 
 def replace_token(path: str, token: str) -> None:
@@ -82,22 +76,15 @@ def replace_token(path: str, token: str) -> None:
     Raises:
         StorageError: it cannot be written.
     """
-    _write_token(path, token, os.replace)
+    with _writing(path), replacing(Path(path)) as file:
+        file.write(token.encode("ascii"))
+        sync(file)
 
 
-def _write_token(path: str, token: str, publish: Callable[[str, str], None]) -> None:
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    unfinished = f"{path}.{secrets.token_hex(4)}.unfinished"
+@contextlib.contextmanager
+def _writing(path: str) -> Iterator[None]:
     try:
-        with open(os.open(unfinished, flags, 0o600), "wb") as file:
-            file.write(token.encode("ascii"))
-            file.flush()
-            os.fsync(file.fileno())
-        try:
-            publish(unfinished, path)
-        finally:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(unfinished)
+        yield
     except FileExistsError:
         raise
     except OSError as error:

@@ -11,13 +11,13 @@ from __future__ import annotations
 import os
 import stat
 import sys
-import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
 from holdfast.errors import InvalidArgumentError, StorageError
+from holdfast.store.whole_file import replacing, sync
 
 NEW_FILE_MODE = 0o644
 
@@ -67,7 +67,7 @@ def new_content(path: Path, what: str, *, is_synced: bool = False) -> Iterator[B
             yield file
             file.flush()
             if is_synced and file.seekable():
-                os.fsync(file.fileno())
+                sync(file)
     except OSError as error:
         reason = error.strerror or str(error)
         raise StorageError(f"{what} to {path}: {reason}") from error
@@ -93,19 +93,10 @@ def _is_output(found: os.stat_result) -> bool:
 def _into_place(path: Path) -> Iterator[BinaryIO]:
     """Yield a new file that takes the place of the regular file at `path`."""
     target = Path(os.path.realpath(path))
-    fd, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name[:100]}.")
-    is_in_place = False
-    try:
-        with os.fdopen(fd, "wb") as file:
-            mode = target.stat().st_mode & 0o777 if target.exists() else NEW_FILE_MODE
-            os.fchmod(fd, mode)
-            yield file
-        os.replace(name, target)
-        is_in_place = True
-    finally:
-        if not is_in_place:
-            with suppress(OSError):
-                os.unlink(name)
+    with replacing(target) as file:
+        mode = target.stat().st_mode & 0o777 if target.exists() else NEW_FILE_MODE
+        os.fchmod(file.fileno(), mode)
+        yield file
 
 
 @contextmanager

@@ -8,7 +8,6 @@ finds out from that whether the run has moved (`trainer.opening.moved_runs`).
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Collection
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from holdfast.format.json_codec import decode
 from holdfast.format.names import CheckpointId, age_of
 from holdfast.store.durable import RunHome
 from holdfast.store.ram import RamStore
+from holdfast.store.whole_file import replace_file
 
 PLACE = "place"
 NAMED_MAX = 10
@@ -51,9 +51,7 @@ def note_place(folder: Path, place: RamPlace) -> None:
     Raises:
         OSError: It cannot be written.
     """
-    unfinished = folder / f"{PLACE}.{os.getpid()}"
-    unfinished.write_bytes(msgspec.json.encode(place))
-    unfinished.replace(folder / PLACE)
+    replace_file(folder / PLACE, msgspec.json.encode(place))
 
 
 def place_of(home: RunHome, *, is_gone: bool = False) -> RamPlace:

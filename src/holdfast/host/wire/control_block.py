@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from holdfast.coordination.messages import TargetKind
+from holdfast.store.whole_file import replace_file
 
 NEVER = 2**62
 """A target that no step reaches."""
@@ -181,23 +182,14 @@ def create_cells(path: Path) -> ControlBlock:
         OSError: there is no room for it.
     """
     # A file of another size is not ours: reading beyond its end through a mapping kills the
-    # process. The new file is renamed into place whole, so that no trainer maps one that is half
-    # filled.
+    # process. All of the new file is written: a page that the tmpfs cannot provide later would be a
+    # SIGBUS in a trainer.
     if not path.exists() or path.stat().st_size != _SIZE_BYTES:
-        unfinished = path.with_suffix(".unfinished")
-        flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
-        fd = os.open(unfinished, flags, 0o600)
-        try:
-            # Allocated now: a page that the tmpfs cannot provide later would be a SIGBUS in a
-            # trainer.
-            os.posix_fallocate(fd, 0, _SIZE_BYTES)
-        finally:
-            os.close(fd)
-        control = ControlBlock(unfinished)
+        content = bytearray(_SIZE_BYTES)
+        cells = memoryview(content).cast("q")
         for target in (*CELL_OF.values(), PREEMPTION_CONFIRMED):
-            control.cells[target] = NEVER
+            cells[target] = NEVER
         for seat in range(SEAT_COUNT):
-            reset_seat(control.cells, seat)
-        control.close()
-        unfinished.rename(path)
+            reset_seat(cells, seat)
+        replace_file(path, content)
     return ControlBlock(path)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 from pathlib import Path
 from typing import Annotated
 
@@ -18,6 +17,7 @@ import psutil
 from holdfast.format.json_codec import decode
 from holdfast.format.names import NO_ATTEMPT, AttemptId, CheckpointId
 from holdfast.host.wire.control_block import SEAT_COUNT
+from holdfast.store.whole_file import replace_file
 
 log = logging.getLogger(__name__)
 
@@ -82,21 +82,13 @@ def write_record(path: Path, record: GroupRecord | None) -> None:
     """
     try:
         if record is not None:
-            _write(path, msgspec.json.encode(record))
+            # Whole or not at all: the agent may be killed at any time.
+            replace_file(path, msgspec.json.encode(record))
             return
     except OSError as error:
         log.warning("cannot write %s: %s", path, error)
     with contextlib.suppress(OSError):
         path.unlink()
-
-
-def _write(path: Path, data: bytes) -> None:
-    unfinished = path.with_suffix(".unfinished")
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
-    with open(os.open(unfinished, flags, 0o600), "wb") as file:
-        file.write(data)
-    # Whole or not at all: the agent may be killed at any time.
-    unfinished.rename(path)
 
 
 def read_record(path: Path) -> GroupRecord | None:

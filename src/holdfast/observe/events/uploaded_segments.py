@@ -39,9 +39,8 @@ from holdfast.observe.events.segments import (
 )
 from holdfast.store.contract import ReadableStore, Store
 from holdfast.store.durable import DurableStore, RunHome
-from holdfast.store.file_system import LOCAL
-from holdfast.store.free_names import take_name
 from holdfast.store.location import RunLocation
+from holdfast.store.whole_file import create_file, replace_file
 
 UPLOAD_SECS = 60.0
 UPLOAD_BYTES_PER_SEC = 8192
@@ -244,16 +243,12 @@ def origin_of(run: Path, clock: Clock) -> str:
         return found
     folder = RunLocation(run).events
     made = clock.new_token()[-ORIGIN_CHARS:]
-    unfinished = folder / f".{ORIGIN_FILE}.{made}"
-    unfinished.write_text(made)
     try:
-        take_name(LOCAL, unfinished, folder / ORIGIN_FILE, clock)
+        create_file(folder / ORIGIN_FILE, made.encode(), clock)
     except FileExistsError:
         # Of another process here, or a torn one.
         if not read_origin(run):
-            os.replace(unfinished, folder / ORIGIN_FILE)
-    finally:
-        unfinished.unlink(missing_ok=True)
+            replace_file(folder / ORIGIN_FILE, made.encode())
     return read_origin(run) or made
 
 
