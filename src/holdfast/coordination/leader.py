@@ -20,7 +20,7 @@ from collections.abc import Collection
 
 from holdfast.coordination.checkpoint_table import CheckpointTable, Recycling
 from holdfast.coordination.durability import Durability
-from holdfast.coordination.effects import HostHeard, HostSilent, Reached
+from holdfast.coordination.effects import HostHeard, HostSilent, ProtectionLate, Reached
 from holdfast.coordination.election import term_above
 from holdfast.coordination.host_view import HostView
 from holdfast.coordination.inputs import DurableListed
@@ -39,7 +39,6 @@ from holdfast.coordination.messages import (
     WriteOrder,
 )
 from holdfast.coordination.mirror import Mirror
-from holdfast.coordination.protection_watch import ProtectionWatch
 from holdfast.coordination.rank_runs import ranks_in, runs_of
 from holdfast.coordination.replica_placement import Ring, successors_of
 from holdfast.coordination.save_targets import Ranks, TargetAgreement
@@ -48,6 +47,7 @@ from holdfast.coordination.settings import (
     PRESERVED_MAX,
     QUIET_MAX,
     SUCCESSORS_MAX,
+    Settings,
 )
 from holdfast.coordination.turn import AgentIdentity, Turn
 from holdfast.format.names import CheckpointId, age_of
@@ -78,7 +78,7 @@ class Leader:
         self._durability = Durability(identity.settings, self.table)
         self.mirror = Mirror(identity.host)
         """The copies to the remote tier; takes their outcomes."""
-        self._protection = ProtectionWatch(identity.settings, self.table)
+        self._protection = _ProtectionWatch(identity.settings, self.table)
         self._successors = leadership.successors
         self._have_hosts_changed = True
         self._living_count = 0
@@ -592,3 +592,38 @@ class Leader:
             if not is_held and checkpoint != self._durability.committing:
                 self._known_deleted.add(checkpoint)
         return tuple(c for c in view.state.deleted if c in self._known_deleted)
+
+
+class _ProtectionWatch:
+    """Finds out that nothing has been protected for a while although saves wait for it.
+
+    The leader checks it every half heartbeat. It reports once per outage.
+    """
+
+    def __init__(self, settings: Settings, table: CheckpointTable) -> None:
+        self._settings = settings
+        self._table = table
+        self._since_secs: float | None = None
+        self._has_reported = False
+
+    def protected(self) -> None:
+        """Note that a checkpoint of the attempt is protected or committed."""
+        self._since_secs, self._has_reported = None, False
+
+    def check(self, turn: Turn) -> None:
+        """Report saves of the attempt that have waited for `unprotected_secs`."""
+        waiting = [
+            entry.id.step
+            for entry in self._table.entries.values()
+            if entry.id.attempt == self._table.attempt
+            and not (entry.was_protected or entry.is_committed or entry.dropped or entry.failure)
+        ]
+        if not waiting:
+            self._since_secs = None
+        elif self._since_secs is None:
+            self._since_secs = turn.now_secs
+        elif not self._has_reported:
+            waited_secs = turn.now_secs - self._since_secs
+            if waited_secs >= self._settings.unprotected_secs:
+                self._has_reported = True
+                turn.act(ProtectionLate(min(waiting), max(waiting), waited_secs))

@@ -24,8 +24,7 @@ from holdfast import waits
 from holdfast.adapt.contract import ArraysOf, Framework, RestoreRequest
 from holdfast.adapt.detect import find_framework
 from holdfast.clock import Clock, SystemClock, process_age_secs
-from holdfast.engine.reading.metadata import CheckpointMetadata, metadata_of
-from holdfast.engine.reading.process_values import process_values_of
+from holdfast.engine.reading.metadata import CheckpointMetadata, metadata_of, process_values_of
 from holdfast.engine.reading.restore import RestoreTally
 from holdfast.engine.reading.view import find_newest_sound, find_sound, newest_first
 from holdfast.errors import HoldfastError

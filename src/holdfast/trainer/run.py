@@ -16,8 +16,7 @@ from typing import Any
 from holdfast.adapt.contract import ArraysOf
 from holdfast.adapt.detect import find_framework
 from holdfast.clock import Clock, SystemClock
-from holdfast.engine.reading.metadata import CheckpointMetadata, metadata_of
-from holdfast.engine.reading.process_values import process_values_of
+from holdfast.engine.reading.metadata import CheckpointMetadata, metadata_of, process_values_of
 from holdfast.engine.reading.sources import CheckpointSources
 from holdfast.engine.reading.view import (
     find_newest_sound,

@@ -89,6 +89,24 @@ def metadata_of(sources: CheckpointSources) -> CheckpointMetadata:
     )
 
 
+def process_values_of(sources: CheckpointSources) -> dict[str, list[object]]:
+    """Return the per-process states of objects, such as data iterators, of all processes.
+
+    A job with the same number of processes gets them from a restore. A job with another number has
+    to divide them itself, since only the owner of the objects knows how.
+
+    Returns:
+        The states by name (`data/train`), each a list with one entry per rank.
+    """
+    states: dict[str, list[object]] = {
+        path_name(path): [] for path in sorted(sources.spec.process_values, key=path_name)
+    }
+    for copies in sources.parts:
+        for value in copies[0].part.values:
+            states[path_name(value.path)].append(decode_value(value.value))
+    return states
+
+
 def _array_metadata(array: ArraySpec) -> ArrayMetadata:
     return ArrayMetadata(
         shape=array.shape,
