@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from holdfast.adapt.jax.tree import flatten as flatten_with_jax
-from holdfast.adapt.numpy_tree import flatten
+from holdfast.adapt.tree import flatten
 from holdfast.errors import UnsupportedLeafError
 
 Pair = namedtuple("Pair", ["b", "a"])

@@ -27,7 +27,7 @@ from holdfast.adapt.contract import (
 )
 from holdfast.adapt.like import ArrayType, LikeRestoration, LikeState
 from holdfast.adapt.nested import NestedRestoration
-from holdfast.adapt.numpy_tree import Tree, flatten
+from holdfast.adapt.tree import Tree, flatten
 from holdfast.errors import UnsupportedLeafError
 from holdfast.format.grid import Region, slices_within
 from holdfast.format.layout import Chunk

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from holdfast.adapt import numpy_tree
+from holdfast.adapt import tree as plain_tree
 from holdfast.adapt.contract import RestoreRequest
 from holdfast.adapt.torch import tensors
 from holdfast.adapt.torch.objects import StateObject, process_object, state_object
@@ -31,7 +31,7 @@ class Likeness:
 class TorchTree:
     """A flattened state. `parts` are the leaves of the outer tree: some are subtrees themselves."""
 
-    outer: numpy_tree.Tree
+    outer: plain_tree.Tree
     parts: tuple[tuple[StateObject, TorchTree] | None, ...]
     leaves: tuple[Any, ...]
     paths: tuple[Path, ...]
@@ -62,7 +62,7 @@ def flatten(state: object, call: str, like: Likeness | None = None, prefix: Path
         UnsupportedLeafError: a leaf is an array of another framework, or a key cannot be a name.
         StructureMismatchError: an object differs from the saved one; see `like` of each object.
     """
-    outer = numpy_tree.flatten(state, call, prefix)
+    outer = plain_tree.flatten(state, call, prefix)
     parts: list[tuple[StateObject, TorchTree] | None] = []
     leaves: list[Any] = []
     paths: list[Path] = []
