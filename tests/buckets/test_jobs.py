@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import holdfast
-from holdfast.adapt.numpy_state import OwnProcess
+from holdfast.adapt.contract import OwnProcess
 from holdfast.clock import SystemClock
 from holdfast.errors import AgentUnavailableError
 from holdfast.peers.config import read_token

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from holdfast import CheckpointManager
-from holdfast.adapt.numpy_state import OwnProcess
+from holdfast.adapt.contract import OwnProcess
 from holdfast.clock import SystemClock
 from holdfast.errors import NotARunError
 from holdfast.trainer.opening.opening import open_run

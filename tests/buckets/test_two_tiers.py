@@ -14,7 +14,7 @@ import pytest
 
 import holdfast
 from holdfast import CheckpointManager, RemoteTier
-from holdfast.adapt.numpy_state import OwnProcess
+from holdfast.adapt.contract import OwnProcess
 from holdfast.cli.main import main
 from holdfast.clock import SystemClock
 from holdfast.engine.lifecycle.catalog import list_checkpoints

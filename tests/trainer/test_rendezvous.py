@@ -7,9 +7,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from holdfast import errors
-from holdfast.adapt.contract import KeyValues
+from holdfast.adapt.contract import KeyValues, OwnProcess
 from holdfast.adapt.jax.processes import JaxKeyValues
-from holdfast.adapt.numpy_state import OwnProcess
 from holdfast.clock import SystemClock
 from holdfast.coordination.rank_runs import ranks_text
 from holdfast.trainer.ranks import rendezvous

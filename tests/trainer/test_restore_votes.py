@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from holdfast import errors
-from holdfast.adapt.numpy_state import OwnProcess
+from holdfast.adapt.contract import OwnProcess
 from holdfast.clock import SystemClock
 from holdfast.format.names import AttemptId, CheckpointId
 from holdfast.host.wire.protocol import Notice

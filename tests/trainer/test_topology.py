@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from holdfast import errors
-from holdfast.adapt.numpy_state import OwnProcess
+from holdfast.adapt.contract import OwnProcess
 from holdfast.coordination.rank_runs import runs_of
 from holdfast.trainer.options import HostNetwork
 from holdfast.trainer.ranks.rendezvous import Rendezvous, json_text

@@ -17,7 +17,7 @@ import pytest
 
 import holdfast
 from holdfast import CheckpointManager, RemoteTier
-from holdfast.adapt.numpy_state import OwnProcess
+from holdfast.adapt.contract import OwnProcess
 from holdfast.cli.main import main
 from holdfast.clock import SystemClock
 from holdfast.errors import (

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.adapt.numpy_state import OwnProcess
+from holdfast.adapt.contract import OwnProcess
 from holdfast.engine.reading.sources import readable
 from holdfast.errors import HoldfastError
 from holdfast.format.names import AttemptId, CheckpointId, checkpoint_name

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any, Protocol
 
-from holdfast.errors import DeviceError
+from holdfast.errors import DeviceError, InvalidArgumentError
 from holdfast.format.layout import Chunk
 from holdfast.format.paths import NO_PREFIXES, Path, PathPrefixes
 from holdfast.format.placement import Placement, RestoreTarget
@@ -301,6 +301,19 @@ class Processes(Protocol):
             InvalidArgumentError: the framework's service was not started.
         """
         ...
+
+
+class OwnProcess:
+    """The `Processes` of a job of one."""
+
+    rank = 0
+    count = 1
+    slice_index = None
+
+    def key_values(self) -> KeyValues:
+        raise InvalidArgumentError(
+            "share values between processes: expected a job of several processes, found one"
+        )
 
 
 class Framework(Protocol):

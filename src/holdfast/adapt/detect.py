@@ -8,7 +8,14 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from holdfast.adapt.contract import Framework, Outline, Processes, Restoration, RestoreRequest
+from holdfast.adapt.contract import (
+    Framework,
+    Outline,
+    OwnProcess,
+    Processes,
+    Restoration,
+    RestoreRequest,
+)
 from holdfast.adapt.contract import Snapshot as Snapshot
 from holdfast.errors import InvalidArgumentError, UnsupportedLeafError
 from holdfast.format.records import CheckpointSpec
@@ -75,8 +82,6 @@ class FrameworkOfFirstState:
         self._is_of_manager = False
 
     def processes(self) -> Processes:
-        from holdfast.adapt.numpy_state import OwnProcess
-
         self._is_of_manager = True
         return OwnProcess()
 

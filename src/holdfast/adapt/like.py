@@ -8,11 +8,11 @@ frameworks. What differs between them is how a leaf becomes buffers to fill, and
 from __future__ import annotations
 
 import difflib
-import functools
 import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple, NoReturn, Protocol
 
 import numpy as np
@@ -47,7 +47,10 @@ class ArrayType(NamedTuple):
 
 
 class ArrayLeaves(Protocol):
-    """How a framework's arrays are restored; NumPy's are handled without it."""
+    """How the arrays of a framework are restored, or those of NumPy, which every state may have."""
+
+    takes_memory: bool
+    """Whether a buffer may be replaced by memory with its content that is read only."""
 
     def type_of(self, leaf: Any) -> ArrayType | None:
         """Return the type of an array of the framework, or of a stand-in for one; else None."""
@@ -73,6 +76,38 @@ class ArrayLeaves(Protocol):
     def complete_arrays(self) -> None:
         """Put in place all elements of the arrays that were assembled so far."""
         ...
+
+
+class NumpyArrayLeaves:
+    """NumPy's arrays and scalars; the caller may write to what is restored."""
+
+    takes_memory = False
+
+    def type_of(self, leaf: Any) -> ArrayType | None:
+        if not leaves.is_numpy(leaf):
+            return None
+        return ArrayType(dtype_name(leaf.dtype) or str(leaf.dtype), leaf.shape)
+
+    def has_value(self, leaf: Any) -> bool:
+        return True
+
+    def make_buffers(
+        self, leaf: Any, array: ArraySpec, dtype: np.dtype
+    ) -> dict[Region, np.ndarray]:
+        return {((0,) * len(array.shape), array.shape): np.empty(array.shape, dtype)}
+
+    def assemble_array(self, leaf: Any, array: ArraySpec, buffers: dict[Region, np.ndarray]) -> Any:
+        (buffer,) = buffers.values()
+        if isinstance(leaf, np.generic):
+            return buffer[()]
+        # The dtypes are the same but for the byte order, which is that of `like`.
+        return buffer.astype(leaf.dtype, copy=False)
+
+    def complete_arrays(self) -> None:
+        """Do nothing: the arrays are complete."""
+
+
+_NUMPY = NumpyArrayLeaves()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,21 +162,16 @@ class LikeRestoration:
         array = self._spec.arrays[index]
         dtype = numpy_dtype(array.dtype)
         assert dtype is not None
-        is_numpy = leaves.is_numpy(leaf)
-        if is_numpy:
-            made = {((0,) * len(array.shape), array.shape): np.empty(array.shape, dtype)}
-        else:
-            made = self._arrays.make_buffers(leaf, array, dtype)
-        self._buffers[path] = made
+        arrays = _NUMPY if leaves.is_numpy(leaf) else self._arrays
+        buffers = self._buffers[path] = arrays.make_buffers(leaf, array, dtype)
         return [
             RestoreTarget(
                 array_index=index,
                 region=region,
                 buffer=buffer,
-                # The caller may write to a NumPy array, and not to memory that is borrowed.
-                take=None if is_numpy else functools.partial(made.__setitem__, region),
+                take=partial(buffers.__setitem__, region) if arrays.takes_memory else None,
             )
-            for region, buffer in made.items()
+            for region, buffer in buffers.items()
         ]
 
     def convert_dtypes(self) -> None:
@@ -187,13 +217,8 @@ class LikeRestoration:
     def _array(self, path: Path, leaf: Any) -> Any:
         array = self._spec.arrays[self._index[path]]
         buffers = self._buffers.pop(path)
-        if not leaves.is_numpy(leaf):
-            return self._arrays.assemble_array(leaf, array, buffers)
-        (buffer,) = buffers.values()
-        if isinstance(leaf, np.generic):
-            return buffer[()]
-        # The dtypes are the same but for the byte order, which is that of `like`.
-        return buffer.astype(leaf.dtype, copy=False)
+        arrays = _NUMPY if leaves.is_numpy(leaf) else self._arrays
+        return arrays.assemble_array(leaf, array, buffers)
 
 
 class _Comparison:
@@ -296,11 +321,9 @@ class _Comparison:
     def _type_of(self, leaf: Any) -> ArrayType | str:
         if leaves.is_value(leaf):
             return _type_of_value(leaf)
-        if leaves.is_numpy(leaf):
-            return ArrayType(dtype_name(leaf.dtype) or str(leaf.dtype), leaf.shape)
-        of_framework = self._arrays.type_of(leaf)
-        if of_framework is not None:
-            return of_framework
+        array_type = _NUMPY.type_of(leaf) or self._arrays.type_of(leaf)
+        if array_type is not None:
+            return array_type
         if leaves.keeps_state(leaf):
             return "object with a state"
         return f"{type(leaf).__module__}.{type(leaf).__qualname__}"

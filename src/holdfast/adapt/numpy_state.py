@@ -15,9 +15,9 @@ from holdfast.adapt import leaves
 from holdfast.adapt.contract import (
     DeviceRange,
     Hold,
-    KeyValues,
     Mark,
     Outline,
+    OwnProcess,
     PinnedMemory,
     Pinning,
     Processes,
@@ -25,14 +25,14 @@ from holdfast.adapt.contract import (
     RestoreRequest,
     Snapshot,
 )
-from holdfast.adapt.like import ArrayType, LikeRestoration, LikeState
+from holdfast.adapt.like import LikeRestoration, LikeState, NumpyArrayLeaves
 from holdfast.adapt.nested import NestedRestoration
 from holdfast.adapt.tree import Tree, flatten
 from holdfast.errors import UnsupportedLeafError
-from holdfast.format.grid import Region, slices_within
+from holdfast.format.grid import slices_within
 from holdfast.format.layout import Chunk
 from holdfast.format.paths import Path, path_name
-from holdfast.format.records import ArraySpec, CheckpointSpec
+from holdfast.format.records import CheckpointSpec
 
 FOREIGN = "holdfast.CheckpointManager(..., framework='jax')"
 
@@ -60,43 +60,11 @@ class NumpyFramework:
         for path, leaf in zip(tree.paths, tree.leaves, strict=True):
             _refuse_foreign(leaf, "restore", path_name(path))
         like = LikeState(leaves=tree.leaves, paths=tree.paths, unflatten=tree.unflatten)
-        return LikeRestoration(spec, like, request, NoArrayLeaves())
+        return LikeRestoration(spec, like, request, NumpyArrayLeaves())
 
     def _outline(self, tree: Tree) -> Outline:
         kinds = tuple((container.path, container.kind) for container in tree.containers)
         return self._outlines.find(tree.leaves, tree.paths, tree.containers, (tree.paths, kinds))
-
-
-class OwnProcess:
-    """A job of one process; see `holdfast.adapt.contract.Processes`."""
-
-    rank = 0
-    count = 1
-    slice_index = None
-
-    def key_values(self) -> KeyValues:
-        raise AssertionError("a job of one process shares no values")
-
-
-class NoArrayLeaves:
-    """See `holdfast.adapt.like.ArrayLeaves`: there are no arrays but NumPy's."""
-
-    def type_of(self, leaf: Any) -> ArrayType | None:
-        return None
-
-    def has_value(self, leaf: Any) -> bool:
-        raise AssertionError("NumPy's arrays are handled by the restoration itself")
-
-    def make_buffers(
-        self, leaf: Any, array: ArraySpec, dtype: np.dtype
-    ) -> dict[Region, np.ndarray]:
-        raise AssertionError("NumPy's arrays are handled by the restoration itself")
-
-    def assemble_array(self, leaf: Any, array: ArraySpec, buffers: dict[Region, np.ndarray]) -> Any:
-        raise AssertionError("NumPy's arrays are handled by the restoration itself")
-
-    def complete_arrays(self) -> None:
-        """Do nothing."""
 
 
 class _NumpySnapshot:

@@ -1,8 +1,8 @@
-"""Trees of dicts, lists, tuples and namedtuples, without a framework.
+"""Walk trees of dicts, lists, tuples and namedtuples: their leaves with paths, their inner nodes.
 
-Paths, their order and the kinds of inner nodes are those that JAX gives the same tree, so that a
-state saved without JAX is restored with it, and the other way round. Nodes of other types are
-leaves here.
+`_KINDS` has the types of inner nodes. Paths, their order and the kinds of inner nodes are those
+that JAX gives the same tree, so that a state saved without JAX is restored with it, and the other
+way round. Nodes of other types are leaves, unless the caller expands them to a subtree.
 """
 
 from __future__ import annotations
@@ -10,7 +10,9 @@ from __future__ import annotations
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from operator import itemgetter
+from typing import Any, TypeGuard
 
 from holdfast.errors import UnsupportedLeafError
 from holdfast.format.paths import Path, path_name
@@ -18,39 +20,93 @@ from holdfast.format.records import Container, ContainerKind
 
 PATH_KEYS_SHOWN = 8
 
+Key = str | int
+Items = list[tuple[Key, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class NodeKind:
+    """How inner nodes of some types are walked.
+
+    Attributes:
+        container: the kind of such a node in a checkpoint.
+        children: returns the children by key, in the order of their leaves. The other arguments are
+            the node's path, and the call for messages.
+        rebuild: returns a node like the given one with other children, in the same order.
+    """
+
+    container: ContainerKind
+    children: Callable[[Any, Path, str], Items]
+    rebuild: Callable[[Any, Items], Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subtree:
+    """What a node that is no container is expanded to: a tree at the same path.
+
+    `rebuild` returns the node from such a tree with other leaves, whose paths are given too.
+    """
+
+    node: Any
+    tree: Any
+    rebuild: Callable[[Any, Sequence[Path]], Any]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tree:
-    """A flattened tree: its leaves with their paths, its inner nodes, and how to build it again."""
+    """A flattened tree: its leaves with their paths, its inner nodes, and how to build it again.
+
+    `expanded` are the nodes that were expanded to subtrees.
+    """
 
     leaves: tuple[Any, ...]
     paths: tuple[Path, ...]
     containers: tuple[Container, ...]
-    unflatten: Callable[[Sequence[Any]], object]
+    expanded: tuple[Any, ...]
+    unflatten: Callable[[Sequence[Any]], Any]
 
 
-def flatten(state: object, call: str, prefix: Path = ()) -> Tree:
-    """Return the leaves of `state` and its structure; messages name the `call` that was given it.
+def flatten(state: object, call: str, expand: Callable[[Any, Path], Any] | None = None) -> Tree:
+    """Return the leaves of `state` and its structure.
 
-    All paths begin with `prefix`.
+    Args:
+        state: the tree.
+        call: the caller's name for messages.
+        expand: returns the leaf for a node that is no container, or a `Subtree` in its place.
 
     Raises:
         UnsupportedLeafError: a key is neither a string nor an int, the keys of a dict are of both
             kinds, two leaves have one name, or the tree contains itself or is too deep.
     """
-    leaves: list[Any] = []
-    paths: list[Path] = []
-    containers: list[Container] = []
+    walk = _Walk(call, expand)
     try:
-        _walk(state, prefix, call, (leaves, paths, containers))
+        root = walk.visit(state, ())
     except RecursionError:
-        deepest = containers[-1].path
+        deepest = walk.containers[-1].path
         # Without its traceback of a thousand calls.
         raise UnsupportedLeafError(
             f"{call} {path_name(deepest[:PATH_KEYS_SHOWN])}/…: expected a tree, found more than "
             f"{len(deepest)} levels; a container that contains itself cannot be saved, remove the "
             "reference"
         ) from None
+    check_names(walk.paths, call)
+    return Tree(
+        leaves=tuple(walk.leaves),
+        paths=tuple(walk.paths),
+        containers=tuple(walk.containers),
+        expanded=tuple(walk.expanded),
+        unflatten=lambda leaves: _rebuilt(root, iter(leaves)),
+    )
+
+
+def check_names(paths: Sequence[Path], call: str) -> None:
+    """Check that no two leaves have one name.
+
+    Raises:
+        UnsupportedLeafError: two have.
+    """
+    if len(set(map(path_name, paths))) == len(paths):
+        return
     seen: dict[str, Path] = {}
     for path in paths:
         other = seen.setdefault(path_name(path), path)
@@ -59,84 +115,117 @@ def flatten(state: object, call: str, prefix: Path = ()) -> Tree:
                 f"{call} {path_name(path)}: the paths {other} and {path} have one name; rename a "
                 "key"
             )
-    return Tree(
-        leaves=tuple(leaves),
-        paths=tuple(paths),
-        containers=tuple(containers),
-        unflatten=lambda given: _rebuilt(state, iter(given)),
-    )
 
 
-def _walk(
-    node: Any, path: Path, call: str, into: tuple[list[Any], list[Path], list[Container]]
-) -> None:
-    kind = _kind(node)
-    if kind is None:
-        into[0].append(node)
-        into[1].append(path)
-        return
-    into[2].append(Container(path=path, kind=kind))
-    for key, child in _children(node, path, call):
-        _walk(child, (*path, key), call, into)
+def is_key(key: object) -> TypeGuard[Key]:
+    """Return whether a path can have this key: an int, or a string that UTF-8 has bytes for."""
+    if type(key) is str:
+        return key.isascii() or not any("\ud800" <= c <= "\udfff" for c in key)
+    return type(key) is int
 
 
-def _kind(node: Any) -> ContainerKind | None:
-    if type(node) in (dict, OrderedDict, defaultdict):
-        return "dict"
-    if type(node) is list:
-        return "list"
-    if type(node) is tuple:
-        return "tuple"
-    # A namedtuple: other subclasses of tuple have no named fields to build them from.
-    return "object" if isinstance(node, tuple) and hasattr(type(node), "_fields") else None
+def _kind_of_tuple(node: Any) -> NodeKind | None:
+    # Subclasses of tuple that are no namedtuples have no named fields to build them from.
+    return _NAMED_TUPLE if hasattr(type(node), "_fields") else None
 
 
-def _children(node: Any, path: Path, call: str) -> list[tuple[str | int, Any]]:
-    if isinstance(node, tuple) and hasattr(type(node), "_fields"):
-        return list(zip(_fields(node), node, strict=True))
-    if not isinstance(node, dict):
-        return list(enumerate(node))
+@dataclass(frozen=True, slots=True)
+class _Inner:
+    """The structure at an inner node, or at an expanded one; `children` has None for leaves."""
+
+    rebuild: Callable[[Items], Any]
+    keys: Sequence[Key]
+    children: Sequence[_Inner | None]
+
+
+class _Walk:
+    """One walk through a tree."""
+
+    def __init__(self, call: str, expand: Callable[[Any, Path], Any] | None) -> None:
+        self._call = call
+        self._expand = expand
+        self.leaves: list[Any] = []
+        self.paths: list[Path] = []
+        self.containers: list[Container] = []
+        self.expanded: list[Any] = []
+
+    def visit(self, node: Any, path: Path) -> _Inner | None:
+        """Add the nodes at and below `path`; return their structure, None for a leaf."""
+        kind = _KINDS.get(type(node))
+        if kind is None and isinstance(node, tuple):
+            kind = _kind_of_tuple(node)
+        if kind is None:
+            leaf = node if self._expand is None else self._expand(node, path)
+            if isinstance(leaf, Subtree):
+                return self._visit_subtree(leaf, path)
+            self.leaves.append(leaf)
+            self.paths.append(path)
+            return None
+        self.containers.append(Container(path=path, kind=kind.container))
+        keys: list[Key] = []
+        children: list[_Inner | None] = []
+        for key, child in kind.children(node, path, self._call):
+            keys.append(key)
+            children.append(self.visit(child, (*path, key)))
+        return _Inner(partial(kind.rebuild, node), keys, children)
+
+    def _visit_subtree(self, subtree: Subtree, path: Path) -> _Inner:
+        self.expanded.append(subtree.node)
+        first = len(self.paths)
+        child = self.visit(subtree.tree, path)
+        paths, rebuild = self.paths[first:], subtree.rebuild
+        return _Inner(lambda items: rebuild(items[0][1], paths), ("",), (child,))
+
+
+def _rebuilt(inner: _Inner | None, leaves: Iterator[Any]) -> Any:
+    """Return a tree of that structure, with the next leaves."""
+    if inner is None:
+        return next(leaves)
+    pairs = zip(inner.keys, inner.children, strict=True)
+    return inner.rebuild([(key, _rebuilt(child, leaves)) for key, child in pairs])
+
+
+def _items(node: dict[Any, Any], path: Path, call: str) -> Items:
     for key in node:
-        if type(key) is not int and not (type(key) is str and _is_text(key)):
+        if type(key) is not int and not is_key(key):
             raise UnsupportedLeafError(
                 f"{call} {path_name(path)}: expected keys that are ints, or strings that UTF-8 has "
                 f"bytes for, found {key!a}; rename the key"
             )
-    return [(key, node[key]) for key in _ordered(node, path, call)]
+    return list(node.items())
 
 
-def _ordered(node: dict[Any, Any], path: Path, call: str) -> list[Any]:
-    """Return the keys of a dict in the order of its leaves: sorted, as JAX does it."""
-    if isinstance(node, OrderedDict):
-        return list(node)
-    if len({type(key) for key in node}) > 1:
+def _sorted_items(node: dict[Any, Any], path: Path, call: str) -> Items:
+    """Return the items of a dict in the order of its leaves: sorted, as JAX does it."""
+    items = _items(node, path, call)
+    if len(set(map(type, node))) > 1:
         raise UnsupportedLeafError(
             f"{call} {path_name(path)}: expected the keys of a dict to be all strings or all ints, "
             f"found both; rename the keys"
         )
-    return sorted(node)
+    items.sort(key=itemgetter(0))
+    return items
 
 
-def _fields(node: Any) -> tuple[str, ...]:
-    fields: tuple[str, ...] = node._fields
-    return fields
+def _numbered(node: Sequence[Any], path: Path, call: str) -> Items:
+    return list(enumerate(node))
 
 
-def _is_text(key: str) -> bool:
-    return key.isascii() or not any("\ud800" <= c <= "\udfff" for c in key)
+def _fields(node: Any, path: Path, call: str) -> Items:
+    return list(zip(node._fields, node, strict=True))
 
 
-def _rebuilt(node: Any, leaves: Iterator[Any]) -> Any:
-    """Return a tree of the structure of `node`, with the next leaves."""
-    kind = _kind(node)
-    if kind is None:
-        return next(leaves)
-    if isinstance(node, dict):
-        made = {key: _rebuilt(node[key], leaves) for key in _ordered(node, (), "restore")}
-        if isinstance(node, defaultdict):
-            return defaultdict(node.default_factory, made)
-        return type(node)(made)
-    items = [_rebuilt(child, leaves) for child in node]
-    if kind == "object":
-        return type(node)(*items)
-    return items if kind == "list" else tuple(items)
+def _children(items: Items) -> Iterator[Any]:
+    return (child for _, child in items)
+
+
+_KINDS: dict[type, NodeKind] = {
+    dict: NodeKind("dict", _sorted_items, lambda node, items: dict(items)),
+    defaultdict: NodeKind(
+        "dict", _sorted_items, lambda node, items: defaultdict(node.default_factory, items)
+    ),
+    OrderedDict: NodeKind("dict", _items, lambda node, items: OrderedDict(items)),
+    list: NodeKind("list", _numbered, lambda node, items: [*_children(items)]),
+    tuple: NodeKind("tuple", _numbered, lambda node, items: tuple(_children(items))),
+}
+_NAMED_TUPLE = NodeKind("object", _fields, lambda node, items: type(node)(*_children(items)))

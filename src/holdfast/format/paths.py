@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TypeAlias
 
 Path: TypeAlias = tuple[str | int, ...]
@@ -24,9 +25,14 @@ def _escaped(match: re.Match[str]) -> str:
     return f"%{ord(match[0]):02X}"
 
 
+@lru_cache(maxsize=4096)
+def _key_name(key: str | int) -> str:
+    # States have many paths, and few different keys.
+    return _ESCAPED.sub(_escaped, key) if isinstance(key, str) else str(key)
+
+
 def _plain_name(path: Path) -> str:
-    # One call of a regular expression for a key: states have many paths.
-    return "/".join([_ESCAPED.sub(_escaped, k) if isinstance(k, str) else str(k) for k in path])
+    return "/".join(map(_key_name, path))
 
 
 def path_name(path: Path) -> str:

@@ -69,6 +69,8 @@ def check_fits_jax(array: np.ndarray, dtype: str, name: str) -> None:
 class JaxArrayLeaves:
     """See `holdfast.adapt.like.ArrayLeaves`."""
 
+    takes_memory = True
+
     def type_of(self, leaf: Any) -> ArrayType | None:
         if not isinstance(leaf, jax.Array | jax.ShapeDtypeStruct):
             return None

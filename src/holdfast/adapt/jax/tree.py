@@ -13,8 +13,9 @@ from typing import Any
 
 import jax
 
+from holdfast.adapt.tree import check_names, is_key
 from holdfast.errors import UnsupportedLeafError
-from holdfast.format.paths import ROOT_NAME, Path, path_name
+from holdfast.format.paths import ROOT_NAME, Path
 from holdfast.format.records import Container, ContainerKind
 
 CONTAINERS = (dict, list, tuple)
@@ -77,32 +78,29 @@ def _check_levels(state: object, call: str) -> None:
             )
 
 
-def _containers_in(node: object) -> Iterator[tuple[object, object]]:
-    """Return the containers directly in a dict, list or tuple, with their keys."""
-    children: Iterable[tuple[object, object]] = ()
+def _children(node: object) -> Iterable[tuple[object, object]]:
+    """Return what is directly in a dict, list or tuple, also of a subclass, with the keys."""
     if isinstance(node, dict):
-        children = node.items()
-    elif isinstance(node, list | tuple):
-        children = enumerate(node)
-    return ((key, child) for key, child in children if isinstance(child, CONTAINERS))
+        return node.items()
+    return enumerate(node) if isinstance(node, list | tuple) else ()
+
+
+def _containers_in(node: object) -> Iterator[tuple[object, object]]:
+    return ((key, child) for key, child in _children(node) if isinstance(child, CONTAINERS))
 
 
 def _refuse_mixed_keys(node: object, path: tuple[object, ...], call: str) -> None:
     """Raise for the first dict at or below `node` whose keys have no order."""
-    children: Iterable[tuple[object, object]] = ()
-    if isinstance(node, dict):
-        if not isinstance(node, OrderedDict) and len({isinstance(key, str) for key in node}) > 1:
-            shown = "/".join(map(str, path)) or ROOT_NAME
-            one = next(key for key in node if isinstance(key, str))
-            other = next(key for key in node if not isinstance(key, str))
-            raise UnsupportedLeafError(
-                f"{call} {shown}: expected the keys of a dict to be all strings or all ints, found "
-                f"{one!a} and {other!a}; rename the keys"
-            )
-        children = node.items()
-    elif isinstance(node, list | tuple):
-        children = enumerate(node)
-    for key, child in children:
+    keys = () if isinstance(node, OrderedDict) or not isinstance(node, dict) else tuple(node)
+    if len({isinstance(key, str) for key in keys}) > 1:
+        shown = "/".join(map(str, path)) or ROOT_NAME
+        text = next(key for key in keys if isinstance(key, str))
+        other = next(key for key in keys if not isinstance(key, str))
+        raise UnsupportedLeafError(
+            f"{call} {shown}: expected the keys of a dict to be all strings or all ints, found "
+            f"{text!a} and {other!a}; rename the keys"
+        )
+    for key, child in _children(node):
         _refuse_mixed_keys(child, (*path, key), call)
 
 
@@ -117,7 +115,7 @@ def _structure(treedef: Any) -> Structure:
             "from; one of its node types changes its leaves"
         )
     paths = tuple(tuple(_key(entry, path) for entry in path) for path, _ in with_paths)
-    _check_names(paths)
+    check_names(paths, "save")
     containers: list[Container] = []
     _walk(treedef, (), paths, containers)
     return Structure(treedef, paths, tuple(containers))
@@ -127,27 +125,13 @@ def _key(entry: Any, path: Any) -> str | int:
     for attribute in ("key", "idx", "name"):
         if hasattr(entry, attribute):
             key: Any = getattr(entry, attribute)
-            if type(key) is int or (type(key) is str and _is_text(key)):
+            if is_key(key):
                 return key
             break
     raise UnsupportedLeafError(
         f"save {jax.tree_util.keystr(path)!a}: expected keys that are ints, or strings that "
         f"UTF-8 can encode, found {entry!a}; rename the key"
     )
-
-
-def _is_text(key: str) -> bool:
-    return key.isascii() or not any("\ud800" <= c <= "\udfff" for c in key)
-
-
-def _check_names(paths: Sequence[Path]) -> None:
-    seen: dict[str, Path] = {}
-    for path in paths:
-        other = seen.setdefault(path_name(path), path)
-        if other is not path:
-            raise UnsupportedLeafError(
-                f"save {path_name(path)}: the paths {other} and {path} have one name; rename a key"
-            )
 
 
 def _walk(treedef: Any, path: Path, leaves: Sequence[Path], into: list[Container]) -> None:

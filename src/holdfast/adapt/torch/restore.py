@@ -48,7 +48,7 @@ def filling(
     like = LikeState(
         leaves=tree.leaves,
         paths=tree.paths,
-        unflatten=lambda found: tree.unflatten(list(map(_unwrapped, found)), request),
+        unflatten=lambda found: tree.unflatten(list(map(_unwrapped, found))),
         ties=[
             (tree.paths[first], tree.paths[index])
             for index, first in enumerate(firsts)
@@ -65,6 +65,8 @@ def _unwrapped(leaf: Any) -> Any:
 
 class TorchArrayLeaves:
     """See `holdfast.adapt.like.ArrayLeaves`."""
+
+    takes_memory = True
 
     def __init__(self) -> None:
         self._made: dict[Any, Any] = {}

@@ -27,7 +27,8 @@ from holdfast.adapt.torch.devices import Loan, TorchDevices, is_on_device
 from holdfast.adapt.torch.fences import Fence
 from holdfast.adapt.torch.processes import TorchProcesses
 from holdfast.adapt.torch.restore import filling
-from holdfast.adapt.torch.tree import TorchTree, flatten, tied, updated_by_optimizers
+from holdfast.adapt.torch.tree import flatten, tied, updated_by_optimizers
+from holdfast.adapt.tree import Tree
 from holdfast.errors import DeviceError
 from holdfast.format.grid import Region, slices_within
 from holdfast.format.layout import Chunk
@@ -77,7 +78,7 @@ class TorchFramework:
             tensors.check_ranks(leaf, path, "save", self._count)
         return tensors.outline_of(leaf, path)
 
-    def _outline(self, tree: TorchTree, aliases: Sequence[int | None]) -> Outline:
+    def _outline(self, tree: Tree, aliases: Sequence[int | None]) -> Outline:
         own = [i for i, of in enumerate(aliases) if of is None]
         ties = tuple(
             (tree.paths[i], tree.paths[of]) for i, of in enumerate(aliases) if of is not None
@@ -103,7 +104,7 @@ class _TorchSnapshot:
 
     def __init__(
         self,
-        tree: TorchTree,
+        tree: Tree,
         aliases: Sequence[int | None],
         outline: Outline,
         devices: TorchDevices,

@@ -6,7 +6,7 @@ import logging
 import os
 from collections.abc import Callable
 
-from holdfast.adapt.numpy_state import OwnProcess
+from holdfast.adapt.contract import OwnProcess
 from holdfast.clock import Clock, SystemClock
 from holdfast.engine.lifecycle.identity import Finding
 from holdfast.engine.lifecycle.run import noted_remote, read_run, read_run_record
