@@ -137,9 +137,9 @@ class Bootstrap:
 
     def accept_report(self, sender: str, report: Report) -> None:
         """Record a host's report, unless a newer one has arrived already."""
-        known = self.hellos.get(sender)
+        hello = self.hellos.get(sender)
         stamp = report.incarnation, report.seq
-        if known is None or stamp > (known.incarnation, known.seq):
+        if hello is None or stamp > (hello.incarnation, hello.seq):
             self.hellos[sender] = report
 
     def run_due(self, turn: Turn, living: RankGroup | None) -> None:

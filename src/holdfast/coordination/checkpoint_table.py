@@ -368,8 +368,8 @@ class CheckpointTable:
         """Return the verdict for the hosts that hold `checkpoint`."""
         entry = self.entries.get(checkpoint)
         if entry is None:
-            known = self._outcomes.get(checkpoint)
-            return known or CheckpointVerdict(
+            outcome = self._outcomes.get(checkpoint)
+            return outcome or CheckpointVerdict(
                 checkpoint, CheckpointStatus.DROPPED, True, "the leader does not know it any more"
             )
         reason = entry.dropped or entry.failure
@@ -463,11 +463,11 @@ class CheckpointTable:
             entry.is_stale = True
 
     def _take_durable(self, entry: CheckpointEntry) -> None:
-        found = self._durable.get(entry.id, frozenset()) - entry.durable
-        entry.durable |= found
-        for rank in found:
+        ranks = self._durable.get(entry.id, frozenset()) - entry.durable
+        entry.durable |= ranks
+        for rank in ranks:
             entry.update_rank(rank, self.required, self.domains)
-        if found:
+        if ranks:
             self._advance(entry)
         if entry.id in self._committed and not entry.is_committed:
             self.commit(entry)

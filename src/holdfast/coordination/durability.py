@@ -202,13 +202,13 @@ class Durability:
 
     def _order_pulls(self, entry: CheckpointEntry) -> None:
         required = self._table.required
-        wanted = entry.was_complete and entry.is_complete and entry.thin and not entry.dropped
+        is_wanted = entry.was_complete and entry.is_complete and entry.thin and not entry.dropped
         # Only the newest complete checkpoint, of whichever attempt, is worth copying: a restart
         # continues from it.
         newest = self._table.newest_complete()
         is_newest = newest is None or entry.age >= newest.age
         pulls: dict[str, list[tuple[int, str]]] = {}
-        if wanted and is_newest and required > 1 and self._ring is not None:
+        if is_wanted and is_newest and required > 1 and self._ring is not None:
             pulls = assign_pulls(
                 {rank: _own_first(entry, rank) for rank in entry.thin},
                 entry.thin,

@@ -273,9 +273,9 @@ class HostInventory:
                 )
         self._writes, self._pull_orders = command.writes, command.pulls
         self._ordered_at_secs = turn.now_secs
-        wanted = {(o.id, rank) for o in command.pulls for rank in ranks_in(o.ranks)}
+        ordered = {(o.id, rank) for o in command.pulls for rank in ranks_in(o.ranks)}
         for times in (self._pull_at_secs, self._pull_failed_at_secs):
-            for part in times.keys() - wanted:
+            for part in times.keys() - ordered:
                 del times[part]
 
     def release(self) -> None:

@@ -47,22 +47,22 @@ class Ring:
         taken = self.domains_of(holders)
         first = holders[0]
         start = self._index[self._domains[first]]
-        found: list[str] = []
+        hosts_chosen: list[str] = []
         # Their bytes need no transfer, so these hosts come before the ring.
         for host in self._offering.get(rank, ()):
-            if len(found) < count and self._domains[host] not in taken:
+            if len(hosts_chosen) < count and self._domains[host] not in taken:
                 taken.add(self._domains[host])
-                found.append(host)
+                hosts_chosen.append(host)
         # Start after the domain of the part's maker, so that each domain copies from the one before
         # it, and no domain receives the parts of all others.
         for offset in range(1, len(self._names)):
-            if len(found) >= count:
+            if len(hosts_chosen) >= count:
                 break
             name = self._names[(start + offset) % len(self._names)]
             hosts = self._by_domain[name]
             if hosts and name not in taken:
-                found.append(hosts[self._place.get(first, 0) % len(hosts)])
-        return found
+                hosts_chosen.append(hosts[self._place.get(first, 0) % len(hosts)])
+        return hosts_chosen
 
 
 def assign_pulls(

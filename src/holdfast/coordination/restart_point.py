@@ -101,7 +101,7 @@ def given_up(
         for held in state.held
         if held.status in COMPLETE_STATUSES
     }
-    found = []
+    checkpoints = []
     for checkpoint, available in sorted(_availabilities(states, durable).items()):
         is_newer = origin is None or checkpoint > origin
         if checkpoint in statuses and is_newer and not available.is_whole:
@@ -109,12 +109,12 @@ def given_up(
             reason = f"no host that has reported holds the parts of {missing}"
             if silent:
                 reason += f"; no report came from {', '.join(silent)}"
-            found.append(GivenUp(checkpoint, statuses[checkpoint], reason))
+            checkpoints.append(GivenUp(checkpoint, statuses[checkpoint], reason))
     for checkpoint in _newest_unknown(states, durable, statuses):
         if origin is None or checkpoint.step > origin.step:
             status = statuses.get(checkpoint, CheckpointStatus.COMPLETE)
-            found.append(GivenUp(checkpoint, status, UNKNOWN_REASON))
-    return tuple(found)
+            checkpoints.append(GivenUp(checkpoint, status, UNKNOWN_REASON))
+    return tuple(checkpoints)
 
 
 def _newest_unknown(
@@ -142,8 +142,8 @@ def _availabilities(
     states: Iterable[HostState], durable: DurableListed
 ) -> dict[CheckpointId, _Availability]:
     """Return what there is of each checkpoint on the timeline."""
-    found = _all_availabilities(states, durable)
-    return {c: available for c, available in found.items() if _counts(c, durable.limits)}
+    availabilities = _all_availabilities(states, durable)
+    return {c: available for c, available in availabilities.items() if _counts(c, durable.limits)}
 
 
 def _all_availabilities(
@@ -151,12 +151,12 @@ def _all_availabilities(
 ) -> dict[CheckpointId, _Availability]:
     states = list(states)
     deleted = {c for state in states for c in state.deleted}
-    found: dict[CheckpointId, _Availability] = {}
+    availabilities: dict[CheckpointId, _Availability] = {}
     for checkpoint, part_count, ranks in _found(states, durable):
         if checkpoint not in deleted:
-            one = found.setdefault(checkpoint, _Availability(part_count))
-            one.add_part(part_count, ranks)
-    return found
+            availability = availabilities.setdefault(checkpoint, _Availability(part_count))
+            availability.add_part(part_count, ranks)
+    return availabilities
 
 
 def _found(

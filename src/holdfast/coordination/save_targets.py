@@ -93,10 +93,10 @@ class TargetAgreement:
 
     def recover(self, states: Iterable[tuple[str, TargetState]]) -> None:
         """Adopt the targets of a previous leader from the states that all hosts report."""
-        found = list(states)
+        reports = list(states)
         for kind, slot in self._slots.items():
-            steps = [state.step for _, state in found if state.kind is kind]
-            confirmed = [s.step for _, s in found if s.kind is kind and s.is_confirmed]
+            steps = [state.step for _, state in reports if state.kind is kind]
+            confirmed = [s.step for _, s in reports if s.kind is kind and s.is_confirmed]
             if not steps:
                 continue
             # Ranks may have stopped at a confirmed target. Of the others, the highest is the last

@@ -122,8 +122,8 @@ def check_lead(lead: Lead) -> None:
     """
     if len(lead.known) > KNOWN_MAX:
         raise ValueError(f"{len(lead.known)} checkpoints, expected at most {KNOWN_MAX}")
-    for known in lead.known:
-        check_runs(known.durable, known.part_count)
+    for checkpoint in lead.known:
+        check_runs(checkpoint.durable, checkpoint.part_count)
     for seen in lead.hosts:
         check_runs(seen.ranks, lead.rank_count)
 
@@ -138,29 +138,29 @@ def standings(
         held: the checkpoints that each host that answers holds.
         domains: the failure domain of each of these hosts.
     """
-    found = []
-    for known in lead.known:
-        parts = _domains_by_part(known, held, domains)
-        durable = set(ranks_in(known.durable))
-        is_durable = known.is_committed or len(durable) == known.part_count
+    rows = []
+    for checkpoint in lead.known:
+        parts = _domains_by_part(checkpoint, held, domains)
+        durable = set(ranks_in(checkpoint.durable))
+        is_durable = checkpoint.is_committed or len(durable) == checkpoint.part_count
         # Durable parts survive any loss of hosts, so only the others limit the number.
         at_risk = [] if is_durable else [p for rank, p in enumerate(parts) if rank not in durable]
         survives = failures_survived(at_risk)
         if survives is None or survives >= 0:
             least = min((len(part) for part in parts), default=0)
-            found.append(
+            rows.append(
                 Standing(
-                    step=known.id.step,
-                    attempt=known.id.attempt.number,
+                    step=checkpoint.id.step,
+                    attempt=checkpoint.id.attempt.number,
                     in_ram=least > 0,
-                    durable=known.is_committed,
+                    durable=checkpoint.is_committed,
                     domains=least,
                     survives=survives,
                 )
             )
     newest = lead.newest_committed
-    if newest is not None and newest not in {known.id for known in lead.known}:
-        found.append(
+    if newest is not None and newest not in {checkpoint.id for checkpoint in lead.known}:
+        rows.append(
             Standing(
                 step=newest.step,
                 attempt=newest.attempt.number,
@@ -170,7 +170,7 @@ def standings(
                 survives=None,
             )
         )
-    return sorted(found, key=lambda one: (one.attempt, one.step), reverse=True)
+    return sorted(rows, key=lambda one: (one.attempt, one.step), reverse=True)
 
 
 def outlook(whole: Sequence[Standing]) -> tuple[Outlook, ...]:
@@ -178,14 +178,18 @@ def outlook(whole: Sequence[Standing]) -> tuple[Outlook, ...]:
 
     `whole` and the result are ordered from the newest to the oldest checkpoint.
     """
-    found: list[Outlook] = []
-    for one in whole:
-        last = found[-1].lost_domains_max if found else -1
+    outlooks: list[Outlook] = []
+    for standing in whole:
+        last = outlooks[-1].lost_domains_max if outlooks else -1
         if last is None:
             break
-        if one.survives is None or one.survives > last:
-            found.append(Outlook(lost_domains_max=one.survives, step=one.step, attempt=one.attempt))
-    return tuple(found)
+        if standing.survives is None or standing.survives > last:
+            outlooks.append(
+                Outlook(
+                    lost_domains_max=standing.survives, step=standing.step, attempt=standing.attempt
+                )
+            )
+    return tuple(outlooks)
 
 
 def _domains_by_part(
@@ -194,9 +198,9 @@ def _domains_by_part(
     """Return, for each part, the failure domains that hold it in RAM."""
     parts: list[set[str]] = [set() for _ in range(known.part_count)]
     for host, checkpoints in held.items():
-        for one in checkpoints:
+        for checkpoint in checkpoints:
             # Parts of another plan of the same step do not count.
-            if one.id == known.id and one.part_count == known.part_count:
-                for rank in (*ranks_in(one.own), *ranks_in(one.replicas)):
+            if checkpoint.id == known.id and checkpoint.part_count == known.part_count:
+                for rank in (*ranks_in(checkpoint.own), *ranks_in(checkpoint.replicas)):
                     parts[rank].add(domains[host])
     return parts

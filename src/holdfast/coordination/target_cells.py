@@ -55,9 +55,9 @@ class TargetCells:
 
     def apply_targets(self, turn: Turn, targets: Sequence[TargetProposal]) -> None:
         """Set, confirm and clear cells so that they hold the leader's targets."""
-        wanted = {target.kind: target for target in targets}
+        by_kind = {target.kind: target for target in targets}
         for kind in TargetKind:
-            target, cell = wanted.get(kind), self._cells.get(kind)
+            target, cell = by_kind.get(kind), self._cells.get(kind)
             if target is None:
                 if cell is not None:
                     del self._cells[kind]
