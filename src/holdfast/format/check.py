@@ -75,8 +75,8 @@ def _check_array(array: ArraySpec, where: str) -> None:
     if dtype is None:
         raise damaged(f"unknown dtype {array.dtype!r}")
     if not len(array.shape) == len(array.chunk_shape) <= AXES_MAX:
-        found = f"{len(array.shape)} axes, and {len(array.chunk_shape)} in its chunks"
-        raise damaged(f"{found}; expected equal numbers, at most {AXES_MAX}")
+        problem = f"{len(array.shape)} axes, and {len(array.chunk_shape)} in its chunks"
+        raise damaged(f"{problem}; expected equal numbers, at most {AXES_MAX}")
     if not all(map(_is_divided, array.shape, array.chunk_shape)):
         raise damaged(f"shape {array.shape} does not match chunk shape {array.chunk_shape}")
     # Axes of extent 0 count as 1: libraries limit the other axes of such a shape as well.
@@ -94,18 +94,18 @@ def _is_divided(extent: int, cell: int | tuple[int, ...]) -> bool:
 def _check_owners(arrays: Sequence[ArraySpec], index: int, part_count: int, where: str) -> None:
     array = arrays[index]
     count = chunk_count(array.shape, array.chunk_shape)
-    found = array.owners
-    if isinstance(found, int):
-        earlier = arrays[found] if 0 <= found < index else None
+    owners = array.owners
+    if isinstance(owners, int):
+        earlier = arrays[owners] if 0 <= owners < index else None
         # References have one level, so that resolving one is a single look-up.
         if earlier is None or isinstance(earlier.owners, int):
-            raise _damaged(array, f"its owners are array {found}'s, which has none", where)
+            raise _damaged(array, f"its owners are array {owners}'s, which has none", where)
         if chunk_count(earlier.shape, earlier.chunk_shape) != count:
-            raise _damaged(array, f"its owners, array {found}'s, do not cover its chunks", where)
+            raise _damaged(array, f"its owners, array {owners}'s, do not cover its chunks", where)
         return
-    if any(not 0 <= rank < part_count or run < 1 for rank, run in found):
-        raise _damaged(array, f"owners {found[:8]} are not ranks below {part_count}", where)
-    if sum(run for _, run in found) != count:
+    if any(not 0 <= rank < part_count or run < 1 for rank, run in owners):
+        raise _damaged(array, f"owners {owners[:8]} are not ranks below {part_count}", where)
+    if sum(run for _, run in owners) != count:
         raise _damaged(array, "its owners do not cover its chunks", where)
 
 

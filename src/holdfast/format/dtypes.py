@@ -56,8 +56,12 @@ def _by_name() -> dict[str, np.dtype]:
     import numpy as np
 
     records = {name: np.dtype(fields) for name, fields in _RECORDS.items()}
-    known = records | {n: np.dtype(n) for n in [*_SAFETENSORS, "complex128"] if n not in _ML_DTYPES}
-    return known | {n: np.dtype(getattr(ml_dtypes, n)) for n in _ML_DTYPES if hasattr(ml_dtypes, n)}
+    dtypes = records | {
+        n: np.dtype(n) for n in [*_SAFETENSORS, "complex128"] if n not in _ML_DTYPES
+    }
+    return dtypes | {
+        n: np.dtype(getattr(ml_dtypes, n)) for n in _ML_DTYPES if hasattr(ml_dtypes, n)
+    }
 
 
 @functools.lru_cache(maxsize=256)
@@ -82,10 +86,10 @@ def numpy_dtype(name: str) -> np.dtype | None:
 
 def item_size_bytes(name: str) -> int:
     """Return the bytes of one element as stored."""
-    found = numpy_dtype(name)
-    if found is None:
+    dtype = numpy_dtype(name)
+    if dtype is None:
         raise ValueError(f"unknown dtype {name!r}")
-    return found.itemsize
+    return dtype.itemsize
 
 
 def safetensors_dtype(name: str) -> str | None:
@@ -95,8 +99,8 @@ def safetensors_dtype(name: str) -> str | None:
 
 def safetensors_form(name: str, shape: tuple[int, ...]) -> tuple[str, tuple[int, ...]]:
     """Return the (dtype, shape) under which a safetensors header lists a chunk of dtype `name`."""
-    own = safetensors_dtype(name)
-    if own is not None:
-        return own, shape
+    form = safetensors_dtype(name)
+    if form is not None:
+        return form, shape
     size_bytes = item_size_bytes(name)
     return "U8", shape if size_bytes == 1 else (*shape, size_bytes)

@@ -68,12 +68,16 @@ def chunk_shape_of(shape: Shape, regions: Iterable[Region]) -> ChunkShape | None
         extents = tuple(b - a for a, b in pairwise([*starts, extent]))
         is_even = len(set(extents[:-1])) <= 1 and (extents or (0,))[-1] <= (extents or (0,))[0]
         found.append(extents[0] if extents and is_even else extents)
-    made = tuple(found)
-    if not cells or any(cell == () for cell in made) or chunk_count(shape, made) != len(cells):
+    chunk_shape = tuple(found)
+    if (
+        not cells
+        or any(cell == () for cell in chunk_shape)
+        or chunk_count(shape, chunk_shape) != len(cells)
+    ):
         return None
-    if any(chunk_region(shape, made, i) not in cells for i in range(len(cells))):
+    if any(chunk_region(shape, chunk_shape, i) not in cells for i in range(len(cells))):
         return None
-    return made
+    return chunk_shape
 
 
 def grid_shape(shape: Shape, chunk_shape: ChunkShape) -> Shape:

@@ -161,8 +161,8 @@ def manifest_key(checkpoint: CheckpointId) -> str:
 def parse_manifest_key(key: str) -> CheckpointId | None:
     """Return the checkpoint of a manifest's key, or None for another key."""
     match = _MANIFEST.fullmatch(key.removeprefix(f"{MANIFESTS}/"))
-    found = parse_checkpoint_name(match[2]) if match is not None else None
-    return found if found is not None and manifest_key(found) == key else None
+    checkpoint = parse_checkpoint_name(match[2]) if match is not None else None
+    return checkpoint if checkpoint is not None and manifest_key(checkpoint) == key else None
 
 
 def parse_part_name(name: str) -> tuple[int, int] | None:

@@ -66,10 +66,10 @@ class Ownership:
         """Return the rank that owns a chunk of array `index`."""
         import numpy as np
 
-        found = self._runs(index)
-        if found.only is not None:
-            return found.only
-        return int(found.ranks[np.searchsorted(found.stops, chunk, side="right")])
+        runs = self._runs(index)
+        if runs.only is not None:
+            return runs.only
+        return int(runs.ranks[np.searchsorted(runs.stops, chunk, side="right")])
 
     def chunk_count(self, rank: int) -> int:
         """Return the number of chunks that the rank owns."""
@@ -86,17 +86,17 @@ class Ownership:
 
         data_bytes, block_counts = np.zeros((2, self._rank_count), np.int64)
         for index, spec in enumerate(self._arrays):
-            found = self._runs(index)
-            if found.only is not None and spec.chunk_shape == spec.shape:
+            runs = self._runs(index)
+            if runs.only is not None and spec.chunk_shape == spec.shape:
                 # Most arrays are whole, and of one rank: a state may have 100,000 of them.
                 size = math.prod(spec.shape) * item_size_bytes(spec.dtype)
-                data_bytes[found.only] += size
-                block_counts[found.only] += -(-size // BLOCK_SIZE_BYTES)
+                data_bytes[runs.only] += size
+                block_counts[runs.only] += -(-size // BLOCK_SIZE_BYTES)
                 continue
             sizes = chunk_sizes(spec.shape, spec.chunk_shape) * item_size_bytes(spec.dtype)
-            np.add.at(data_bytes, found.ranks, np.add.reduceat(sizes, found.starts))
+            np.add.at(data_bytes, runs.ranks, np.add.reduceat(sizes, runs.starts))
             blocks = -(-sizes // BLOCK_SIZE_BYTES)
-            np.add.at(block_counts, found.ranks, np.add.reduceat(blocks, found.starts))
+            np.add.at(block_counts, runs.ranks, np.add.reduceat(blocks, runs.starts))
         return PartSizes(data_bytes=data_bytes, block_counts=block_counts)
 
     @cached_property
@@ -116,14 +116,14 @@ class Ownership:
             at = self._written_at[index]
             times[at] = times.get(at, 0) + 1
         for at, count in times.items():
-            found = self._runs(at)
-            np.add.at(counts, found.ranks, (found.stops - found.starts) * count)
+            runs = self._runs(at)
+            np.add.at(counts, runs.ranks, (runs.stops - runs.starts) * count)
         return counts
 
     @cached_property
     def _rank_count(self) -> int:
         every = (self._runs(index) for index in set(self._written_at))
-        return 1 + max((int(found.ranks.max()) for found in every), default=-1)
+        return 1 + max((int(runs.ranks.max()) for runs in every), default=-1)
 
     def _runs(self, index: int) -> _Runs:
         at = self._written_at[index]
@@ -143,14 +143,14 @@ def _written_at(arrays: Sequence[ArraySpec]) -> list[int]:
     Long owners are not compared: the format writes those out once.
     """
     first: dict[Owners, int] = {}
-    found = []
+    cells = []
     for index, spec in enumerate(arrays):
         owners = spec.owners
         if isinstance(owners, int):
-            found.append(owners)
+            cells.append(owners)
         else:
-            found.append(first.setdefault(owners, index) if len(owners) == 1 else index)
-    return found
+            cells.append(first.setdefault(owners, index) if len(owners) == 1 else index)
+    return cells
 
 
 def _at(counts: np.ndarray, rank: int) -> int:

@@ -54,8 +54,8 @@ def part_layout(
     used = [images[0].chunks]
     for image in reused:
         images.append(partial_layout(arrays, whole, members(image.laid)))
-        wanted = set(members(image.used))
-        used.append(tuple(chunk for chunk in images[-1].chunks if chunk.ordinal in wanted))
+        used_ordinals = set(members(image.used))
+        used.append(tuple(chunk for chunk in images[-1].chunks if chunk.ordinal in used_ordinals))
     by_ordinal = {chunk.ordinal: (i, chunk) for i, chunks in enumerate(used) for chunk in chunks}
     return PartLayout(
         images=tuple(images),
@@ -97,9 +97,9 @@ def expected_digests(
     part: PartRecord, layout: PartLayout, image: int
 ) -> list[tuple[int, int, str]]:
     """Return (start, stop, digest) of each range of an image that has a digest, ascending."""
-    found = [(0, len(layout.images[image].header), header_digests(part)[image])]
+    ranges = [(0, len(layout.images[image].header), header_digests(part)[image])]
     for chunk in layout.used[image]:
         for number, (start, stop) in enumerate(block_ranges(chunk.size_bytes)):
             digest = part.blocks[chunk.first_block + number]
-            found.append((chunk.offset_bytes + start, chunk.offset_bytes + stop, digest))
-    return found
+            ranges.append((chunk.offset_bytes + start, chunk.offset_bytes + stop, digest))
+    return ranges

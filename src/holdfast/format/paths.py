@@ -66,9 +66,11 @@ class PathPrefixes:
 
     def without_paths(self, paths: Iterable[Path]) -> tuple[str, ...]:
         """Return the prefixes that cover none of `paths`."""
-        known = tuple(paths)
+        all_paths = tuple(paths)
         return tuple(
-            name for name in self.names if not any(PathPrefixes((name,)).covers(p) for p in known)
+            name
+            for name in self.names
+            if not any(PathPrefixes((name,)).covers(p) for p in all_paths)
         )
 
 

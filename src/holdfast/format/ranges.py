@@ -12,13 +12,13 @@ from holdfast.format.records import Ranges
 
 def ranges_of(numbers: Iterable[int]) -> Ranges:
     """Return the ranges of `numbers`, which must ascend."""
-    found: list[tuple[int, int]] = []
+    runs: list[tuple[int, int]] = []
     for number in numbers:
-        if found and found[-1][1] == number:
-            found[-1] = (found[-1][0], number + 1)
+        if runs and runs[-1][1] == number:
+            runs[-1] = (runs[-1][0], number + 1)
         else:
-            found.append((number, number + 1))
-    return tuple(found)
+            runs.append((number, number + 1))
+    return tuple(runs)
 
 
 def members(ranges: Ranges) -> Iterator[int]:
@@ -51,7 +51,7 @@ def is_subset(ranges: Ranges, outer: Ranges) -> bool:
 def are_disjoint(sets: Sequence[Ranges]) -> bool:
     """Return whether no number is in two of the sets."""
     last = 0
-    for start, stop in sorted(one for ranges in sets for one in ranges):
+    for start, stop in sorted(pair for ranges in sets for pair in ranges):
         if start < last:
             return False
         last = stop

@@ -105,11 +105,11 @@ class ArraySpec(msgspec.Struct, frozen=True, kw_only=True):
 
 def owners_of(arrays: Sequence[ArraySpec], index: int) -> Owners:
     """Return the owners of the chunks of one of `arrays`, run-length encoded."""
-    found = arrays[index].owners
-    if isinstance(found, int):
-        found = arrays[found].owners
-        assert not isinstance(found, int), "the arrays were not checked (holdfast.format.check)"
-    return found
+    owners = arrays[index].owners
+    if isinstance(owners, int):
+        owners = arrays[owners].owners
+        assert not isinstance(owners, int), "the arrays were not checked (holdfast.format.check)"
+    return owners
 
 
 class Alias(msgspec.Struct, frozen=True, kw_only=True):
@@ -152,8 +152,8 @@ class CheckpointSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     def array_indices(self) -> dict[tuple[Key, ...], int]:
         """Return the index of the array at each path, aliases included."""
-        found = {array.path: index for index, array in enumerate(self.arrays)}
-        return found | {alias.path: alias.alias_of for alias in self.aliases}
+        indices = {array.path: index for index, array in enumerate(self.arrays)}
+        return indices | {alias.path: alias.alias_of for alias in self.aliases}
 
 
 Ranges = tuple[tuple[int, int], ...]

@@ -57,11 +57,11 @@ def unseal(data: bytes, kind: type[T], name: str) -> T:
             f"bytes that end with {data[-24:]!r}; the file is truncated or was not written by "
             "Holdfast"
         )
-    found = digest(body)
+    actual = digest(body)
     expected = tail[len(_MARK) : -3].decode("ascii", "replace")
-    if found != expected:
+    if actual != expected:
         raise CheckpointDamagedError(
-            f"read {name}: digest of bytes [0, {len(body)}) expected {expected}, found {found}; "
+            f"read {name}: digest of bytes [0, {len(body)}) expected {expected}, found {actual}; "
             "the file was changed after it was written"
         )
     try:

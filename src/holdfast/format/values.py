@@ -140,10 +140,10 @@ def _decode_tagged(kind: str, body: Json, depth: int) -> object:
         case "tuple", list():
             return tuple(decode_value(item, depth + 1) for item in body)
         case "dict", list():
-            found = dict(_decode_pair(pair, depth + 1) for pair in body)
-            if len(found) != len(body):
+            items = dict(_decode_pair(pair, depth + 1) for pair in body)
+            if len(items) != len(body):
                 raise ValueError("two of its keys are equal")
-            return found
+            return items
         case "array", dict():
             return _decode_array(body)
         case "tensor", dict():
