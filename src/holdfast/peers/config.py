@@ -134,10 +134,10 @@ def _host_of_interface(address: str, purpose: str) -> ipaddress.IPv4Address | ip
 
     interfaces = psutil.net_if_addrs()
     families = (socket.AF_INET, socket.AF_INET6)
-    found = [a for a in interfaces.get(address, ()) if a.family in families]
-    for one in sorted(found, key=lambda a: families.index(a.family)):
+    addresses = [a for a in interfaces.get(address, ()) if a.family in families]
+    for candidate in sorted(addresses, key=lambda a: families.index(a.family)):
         # A link-local address is ambiguous without its interface.
-        host = ipaddress.ip_address(one.address.partition("%")[0])
+        host = ipaddress.ip_address(candidate.address.partition("%")[0])
         if not host.is_link_local:
             return host
     raise InvalidArgumentError(

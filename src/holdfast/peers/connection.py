@@ -179,10 +179,12 @@ class _BoundedSocket:
         """
         if isinstance(self.raw, ssl.SSLSocket):
             return
-        wanted = min(size_bytes, PIECE_SIZE_BYTES) if size_bytes >= LARGE_SIZE_BYTES else 1
-        if wanted != self._low_water_bytes:
-            self.raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, wanted)
-            self._low_water_bytes = wanted
+        size_wanted_bytes = (
+            min(size_bytes, PIECE_SIZE_BYTES) if size_bytes >= LARGE_SIZE_BYTES else 1
+        )
+        if size_wanted_bytes != self._low_water_bytes:
+            self.raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, size_wanted_bytes)
+            self._low_water_bytes = size_wanted_bytes
 
     def makefile(self, mode: str) -> io.BufferedReader:
         return io.BufferedReader(_Stream(self))

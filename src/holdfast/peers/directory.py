@@ -99,8 +99,8 @@ class PeerDirectory:
         from holdfast.peers.store import PeerStore
 
         with self._lock:
-            found, address = self._stores.get(host), self._addresses.get(host)
-            if found is None:
+            store, address = self._stores.get(host), self._addresses.get(host)
+            if store is None:
                 if address is None or self.token is None:
                     raise StorageError(f"read the memory of host {host}: its address is not known")
                 access = PeerAccess(
@@ -111,8 +111,8 @@ class PeerDirectory:
                     # Looked up at each request, because `attempt` is set after the construction.
                     attempt=lambda: self.attempt(),
                 )
-                found = self._stores[host] = PeerStore(access, self._clock)
-            return found
+                store = self._stores[host] = PeerStore(access, self._clock)
+            return store
 
     def is_leader_silent(self) -> bool:
         """Return whether the host of rank 0 has sent messages, and none for `silence_secs`."""
@@ -125,9 +125,13 @@ class PeerDirectory:
         While rank 0's host is silent, only hosts whose messages arrive are asked: a request to a
         host that cannot be reached takes seconds.
         """
-        known, silent, asks_all = self.addresses(), self.silent_secs(), not self.is_leader_silent()
+        addresses, silent, asks_all = (
+            self.addresses(),
+            self.silent_secs(),
+            not self.is_leader_silent(),
+        )
         for host in self.leaders:
-            if host in known and (asks_all or silent.get(host, math.inf) < self.silence_secs):
+            if host in addresses and (asks_all or silent.get(host, math.inf) < self.silence_secs):
                 yield self.store_of(host)
 
     def close(self) -> None:

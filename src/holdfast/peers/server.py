@@ -374,9 +374,9 @@ class PeerServer:
             log.warning("what was passed on stays in RAM until the restore ends: %s", error)
 
     def _names(self, prefix: str) -> bytes:
-        found = tuple((s.key, s.size_bytes) for s in self._served.store.list(prefix))
+        objects = tuple((s.key, s.size_bytes) for s in self._served.store.list(prefix))
         try:
-            data = msgspec.json.encode(ObjectNames(found))
+            data = msgspec.json.encode(ObjectNames(objects))
         except UnicodeEncodeError as error:
             raise InvalidArgumentError(f"{prefix}: a name in it is not UTF-8") from error
         if len(data) > NAMES_SIZE_MAX_BYTES:

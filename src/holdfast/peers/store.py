@@ -75,8 +75,8 @@ class PeerStore(ReadableStore):
         def use(connection: PeerConnection, answer: http.client.HTTPResponse) -> ObjectNames:
             return _names(connection.receive_bytes(answer, NAMES_SIZE_MAX_BYTES), prefix)
 
-        found = self._connections.ask("GET", target_of(self._run_id, NAMES, prefix), use)
-        return (StoredObject(key, size_bytes) for key, size_bytes in found.objects)
+        names = self._connections.ask("GET", target_of(self._run_id, NAMES, prefix), use)
+        return (StoredObject(key, size_bytes) for key, size_bytes in names.objects)
 
     def close(self) -> None:
         """Close the idle connections; readers close their own."""

@@ -92,11 +92,11 @@ def hosts_text(addresses: Mapping[str, PeerAddress]) -> str:
     newest_first = sorted(addresses.items(), key=lambda item: (-item[1].since, item[0]))
     pairs, size_bytes = [], 0
     for host, address in newest_first:
-        one = f"{quote(host, safe='')}={quote(str(address), safe='')}"
-        size_bytes += len(one) + 1
+        pair = f"{quote(host, safe='')}={quote(str(address), safe='')}"
+        size_bytes += len(pair) + 1
         if size_bytes > HOSTS_SIZE_MAX_BYTES:
             break
-        pairs.append(one)
+        pairs.append(pair)
     return ",".join(pairs)
 
 
@@ -106,7 +106,7 @@ def parse_hosts(header: str) -> dict[str, PeerAddress]:
     Raises:
         InvalidArgumentError: it is no such text.
     """
-    pairs = [one.partition("=") for one in header.split(",")] if header else []
+    pairs = [pair.partition("=") for pair in header.split(",")] if header else []
     return {unquote(host): parse_address(unquote(address)) for host, _, address in pairs}
 
 
