@@ -50,8 +50,8 @@ def find_framework(name: str | Framework | None = None) -> Framework:
             "framework='jax' or framework='torch'"
         )
     imported = [each for each in ("jax", "torch") if sys.modules.get(each) is not None]
-    found = started or imported or ["numpy"]
-    return _framework(found[0]) if len(found) == 1 else FrameworkOfFirstState()
+    names = started or imported or ["numpy"]
+    return _framework(names[0]) if len(names) == 1 else FrameworkOfFirstState()
 
 
 def _framework(name: str) -> Framework:
@@ -61,14 +61,14 @@ def _framework(name: str) -> Framework:
         )
     title, module, kind = _CLASSES[name]
     try:
-        made: Framework = getattr(importlib.import_module(module), kind)()
+        framework: Framework = getattr(importlib.import_module(module), kind)()
     except ImportError as error:
         hint = f"; install it with: pip install 'holdfast-checkpoint[{name}]'"
         raise InvalidArgumentError(
             f"framework={name!r}: {title} cannot be imported ({error})"
             f"{'' if _is_installed(name) else hint}"
         ) from error
-    return made
+    return framework
 
 
 class FrameworkOfFirstState:
@@ -105,14 +105,14 @@ class FrameworkOfFirstState:
                     "find the framework of the state: expected a tree, found one of too many "
                     "levels; a container that contains itself cannot be saved, remove the reference"
                 ) from None
-            found = _framework("torch" if is_of_torch else "jax")
+            framework = _framework("torch" if is_of_torch else "jax")
             # Readers and `holdfast.save` work for a process alone; a manager works for a job.
-            if is_of_torch and self._is_of_manager and found.processes().count > 1:
+            if is_of_torch and self._is_of_manager and framework.processes().count > 1:
                 raise InvalidArgumentError(
                     "find the other processes: torch.distributed was started after the manager "
                     "was made, which therefore works for this process alone; start it before"
                 )
-            self._found = found
+            self._found = framework
         return self._found
 
 

@@ -138,13 +138,13 @@ class Outlines:
         signature = self._signature
         signatures = tuple([signature(leaf) or _host_signature(leaf) for leaf in leaves])
         key = structure, signatures
-        known = self._known.get(key)
-        if known is None:
-            known = self._made(leaves, paths, containers, ties)
+        outline = self._known.get(key)
+        if outline is None:
+            outline = self._made(leaves, paths, containers, ties)
             if len(self._known) >= OUTLINES_MAX:
                 self._known.clear()
-            self._known[key] = known
-        return known
+            self._known[key] = outline
+        return outline
 
     def _made(
         self,

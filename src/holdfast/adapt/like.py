@@ -175,8 +175,8 @@ class LikeRestoration:
         ]
 
     def convert_dtypes(self) -> None:
-        for path, wanted in self._casts.items():
-            dtype = numpy_dtype(wanted)
+        for path, name in self._casts.items():
+            dtype = numpy_dtype(name)
             assert dtype is not None
             buffers = self._buffers[path]
             for region, buffer in buffers.items():
@@ -269,7 +269,7 @@ class _Comparison:
         """Return the differences; those shown name the nearest path that the other side has."""
         only_given = [path_name(path) for path in differences if path not in saved]
         only_saved = [path_name(path) for path in differences if path not in given]
-        found = []
+        texts = []
         for number, (path, difference) in enumerate(differences.items()):
             is_missing = (path in given) != (path in saved)
             if number < DIFFERENCES_SHOWN_MAX and is_missing:
@@ -277,8 +277,8 @@ class _Comparison:
                 name = _nearest(path_name(path), others)
                 side = "the checkpoint" if path in given else "the state asked for"
                 difference += f" ({side} has {name})" if name else ""
-            found.append(difference)
-        return found
+            texts.append(difference)
+        return texts
 
     def _compare(
         self, path: Path, given: Mapping[Path, Any], found: ArrayType | str | None
@@ -355,8 +355,8 @@ def _nearest(name: str, others: Sequence[str]) -> str | None:
     if len(others) > NAMES_COMPARED_MAX:
         last = re.split(r"[./]", name)[-1]
         others = [other for other in others if other.endswith(last)][:NAMES_COMPARED_MAX]
-    found = difflib.get_close_matches(name, others, 1, SIMILARITY_MIN)
-    return found[0] if found else None
+    matches = difflib.get_close_matches(name, others, 1, SIMILARITY_MIN)
+    return matches[0] if matches else None
 
 
 def _are_equal(one: dict[Region, np.ndarray], other: dict[Region, np.ndarray]) -> bool:

@@ -109,13 +109,13 @@ def _indices(spec: CheckpointSpec, request: RestoreRequest) -> dict[Path, int]:
 
 def _containers(spec: CheckpointSpec, request: RestoreRequest) -> dict[Path, str]:
     """Return the kinds of the inner nodes at, below and above the prefixes, by path."""
-    found: dict[Path, str] = {}
+    kinds: dict[Path, str] = {}
     for container in spec.containers:
         if request.wants(container.path):
-            found[container.path] = container.kind
+            kinds[container.path] = container.kind
         elif request.only is not None and request.only.has_above(container.path):
-            found[container.path] = "dict"
-    return found
+            kinds[container.path] = "dict"
+    return kinds
 
 
 def check_prefixes(spec: CheckpointSpec, request: RestoreRequest) -> None:

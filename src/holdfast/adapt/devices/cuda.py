@@ -28,10 +28,10 @@ def open_cuda() -> CudaRuntime:
             "find CUDA: expected the package cuda-bindings, found none that can be imported "
             f"({error}); install holdfast-checkpoint[cuda]"
         ) from error
-    found = CudaRuntime(runtime)
-    if found.device_count() == 0:
+    cuda = CudaRuntime(runtime)
+    if cuda.device_count() == 0:
         raise DeviceError("find CUDA: expected a device, found none; see nvidia-smi")
-    return found
+    return cuda
 
 
 class CudaRuntime:
@@ -82,8 +82,8 @@ class CudaRuntime:
 
     def _message(self, name: str, code: Any) -> str:
         _, text = self._cuda.cudaGetErrorString(code)
-        found = text.decode(errors="replace") if isinstance(text, bytes) else str(text)
-        return f"{name}: expected success, found error {int(code)} ({found})"
+        message = text.decode(errors="replace") if isinstance(text, bytes) else str(text)
+        return f"{name}: expected success, found error {int(code)} ({message})"
 
     # The calls of `CudaStream`.
 

@@ -154,14 +154,16 @@ class QueuedTransfer:
         self._streams.failure = self._streams.failure or error
 
     def _queue(self, address: int, ranges: Sequence[DeviceRange]) -> None:
-        for found in ranges:
-            if found.device not in self._turns:
-                self._turns[found.device] = _Turns(self._streams.for_device(found.device))
-            turns = self._turns[found.device]
-            for done in range(0, found.size_bytes, PIECE_SIZE_BYTES):
-                size = min(PIECE_SIZE_BYTES, found.size_bytes - done)
-                place = found.offset_bytes + done
-                piece = turns.copy(address + place, found.address + done, size, place)
+        for device_range in ranges:
+            if device_range.device not in self._turns:
+                self._turns[device_range.device] = _Turns(
+                    self._streams.for_device(device_range.device)
+                )
+            turns = self._turns[device_range.device]
+            for done in range(0, device_range.size_bytes, PIECE_SIZE_BYTES):
+                size = min(PIECE_SIZE_BYTES, device_range.size_bytes - done)
+                place = device_range.offset_bytes + done
+                piece = turns.copy(address + place, device_range.address + done, size, place)
                 self._pieces.append(piece)
         for turns in self._turns.values():
             turns.end_turn()

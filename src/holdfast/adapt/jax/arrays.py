@@ -108,13 +108,13 @@ def placement(array: jax.Array, path: Path) -> Placement:
         raise UnsupportedLeafError(
             f"save {path_name(path)}: JAX dtype {array.dtype} cannot be stored; convert it"
         )
-    found = _placement(array.sharding, array.shape, array.is_fully_addressable)
-    if found is None:
+    placed = _placement(array.sharding, array.shape, array.is_fully_addressable)
+    if placed is None:
         raise UnsupportedLeafError(
             f"save {path_name(path)}: expected shards that form a regular grid, found "
             f"{array.sharding} of shape {array.shape}; reshard it to a NamedSharding"
         )
-    chunk_shape, holders = found
+    chunk_shape, holders = placed
     return Placement(shape=array.shape, dtype=name, chunk_shape=chunk_shape, holders=holders)
 
 
@@ -141,10 +141,10 @@ def _placement(sharding: Any, shape: tuple[int, ...], addressable: bool) -> _Pla
 
 def chunk_regions(sharding: Any, shape: tuple[int, ...], addressable: bool) -> set[Region]:
     """Return the regions of the chunks of an array that `placement` accepts."""
-    found = _placement(sharding, shape, addressable)
-    if found is None:
+    placed = _placement(sharding, shape, addressable)
+    if placed is None:
         return set()
-    chunk_shape = found[0]
+    chunk_shape = placed[0]
     count = chunk_count(shape, chunk_shape)
     return {chunk_region(shape, chunk_shape, i) for i in range(count)}
 
@@ -188,8 +188,8 @@ def whole(array: jax.Array | np.ndarray) -> Region:
 
 def _is_regular(array: jax.Array) -> bool:
     """Return whether an array on several devices has shards that `placement` accepts."""
-    found = _placement(array.sharding, array.shape, True)
-    return found is not None and found[0] != array.shape
+    placed = _placement(array.sharding, array.shape, True)
+    return placed is not None and placed[0] != array.shape
 
 
 def aligned_buffer(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
@@ -220,8 +220,8 @@ def assembled(shape: tuple[int, ...], like: Any, buffers: dict[Region, np.ndarra
         jax.device_put(buffers[region_of(index, shape)], device)
         for device, index in sharding.addressable_devices_indices_map(shape).items()
     ]
-    made: jax.Array = jax.make_array_from_single_device_arrays(shape, sharding, pieces)
-    return made
+    array: jax.Array = jax.make_array_from_single_device_arrays(shape, sharding, pieces)
+    return array
 
 
 def regions_needed(shape: tuple[int, ...], like: Any) -> list[Region]:

@@ -71,12 +71,12 @@ class XlaMemory:
     """XLA's own memory management."""
 
     def memory_stats(self, device: Any) -> Mapping[str, int] | None:
-        found: Mapping[str, int] | None = device.memory_stats()
-        return found
+        stats: Mapping[str, int] | None = device.memory_stats()
+        return stats
 
     def device_copies(self, arrays: list[jax.Array]) -> list[jax.Array]:
-        made: list[jax.Array] = _device_copies(arrays)
-        return made
+        copies: list[jax.Array] = _device_copies(arrays)
+        return copies
 
     def wait(self, arrays: list[jax.Array]) -> None:
         for array in arrays:
@@ -403,8 +403,8 @@ class _Pieces:
         if any(isinstance(place, int) for place in pieces):
             whole = ((0,) * len(shape), tuple(shape))
             shards = list(pieces.values())
-            made = jax.make_array_from_single_device_arrays(shape, sharding, shards)
-            return {whole: np.asarray(made)}
+            array_on_host = jax.make_array_from_single_device_arrays(shape, sharding, shards)
+            return {whole: np.asarray(array_on_host)}
         return {region: np.asarray(piece) for region, piece in pieces.items()}
 
 

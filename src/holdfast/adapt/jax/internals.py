@@ -29,11 +29,11 @@ def device_layout(array: jax.Array) -> DeviceLayout | None:
     form: Any = array
     # Before JAX 0.7 the format is `array.layout`, and its layout `device_local_layout`.
     is_new = hasattr(form, "format")
-    found = form.format.layout if is_new else form.layout.device_local_layout
-    if found is None:
+    layout = form.format.layout if is_new else form.layout.device_local_layout
+    if layout is None:
         return None
-    tiling = found.tiling if hasattr(found, "tiling") else found._tiling
-    return DeviceLayout(tuple(found.major_to_minor), tuple(tiling or ()))
+    tiling = layout.tiling if hasattr(layout, "tiling") else layout._tiling
+    return DeviceLayout(tuple(layout.major_to_minor), tuple(tiling or ()))
 
 
 def weakly_typed(array: jax.Array) -> jax.Array:

@@ -66,13 +66,13 @@ class JaxKeyValues:
 
     def get_many(self, folder: str, names: Sequence[str]) -> dict[str, str]:
         # One request, however many names: nothing else is put into a folder.
-        start, wanted = f"{folder}/", set(names)
+        start, keys = f"{folder}/", set(names)
         try:
-            found = self._client.key_value_dir_get(start)
+            entries = self._client.key_value_dir_get(start)
         except jax.errors.JaxRuntimeError as error:
             _raise_lost(f"list {folder}", error)
-        values = {key.removeprefix(start): value for key, value in found}
-        return {name: value for name, value in values.items() if name in wanted}
+        values = {key.removeprefix(start): value for key, value in entries}
+        return {name: value for name, value in values.items() if name in keys}
 
     def delete(self, folder: str, names: Sequence[str]) -> None:
         # One request, as for `get_many`. A single name may be beside a folder.

@@ -26,10 +26,10 @@ def like_restoration(spec: CheckpointSpec, request: RestoreRequest) -> LikeResto
         StructureMismatchError: it differs from what was saved.
         UnsupportedLeafError: it cannot be flattened, or has traced arrays or deleted keys.
     """
-    found, structure = flatten(request.like, "restore")
-    check_usable(found, structure.paths, "restore", keys_alone=True)
+    values, structure = flatten(request.like, "restore")
+    check_usable(values, structure.paths, "restore", keys_alone=True)
     like = LikeState(
-        leaves=found,
+        leaves=values,
         paths=structure.paths,
         unflatten=lambda leaves: jax.tree_util.tree_unflatten(structure.treedef, leaves),
     )
@@ -58,11 +58,11 @@ def check_fits_jax(array: np.ndarray, dtype: str, name: str) -> None:
             f"restore {name}: expected a dtype of JAX, found {dtype}, which only PyTorch has; "
             "read it as an array of NumPy"
         )
-    found = jax.dtypes.canonicalize_dtype(array.dtype)
-    if found != array.dtype:
+    canonical = jax.dtypes.canonicalize_dtype(array.dtype)
+    if canonical != array.dtype:
         raise UnsupportedLeafError(
-            f"restore {name}: expected {array.dtype}, found that JAX would make it {found}; set "
-            "jax_enable_x64, or read it as an array of NumPy"
+            f"restore {name}: expected {array.dtype}, found that JAX would make it {canonical}; "
+            "set jax_enable_x64, or read it as an array of NumPy"
         )
 
 

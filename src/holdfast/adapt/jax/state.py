@@ -53,19 +53,19 @@ class JaxFramework:
 
     def snapshot(self, state: object) -> Snapshot:
         with nothing_collected():
-            found, structure = flatten(state)
+            values, structure = flatten(state)
             try:
-                outline = self._outline(found, structure)
-                return _JaxSnapshot(found, structure, outline, self._devices)
+                outline = self._outline(values, structure)
+                return _JaxSnapshot(values, structure, outline, self._devices)
             except (AttributeError, DeviceError, RuntimeError, TypeError, ValueError):
                 # Only after an error: checking each array for deletion first would double the cost.
-                jax_arrays.check_usable(found, structure.paths, "save")
+                jax_arrays.check_usable(values, structure.paths, "save")
                 raise
 
     def outline(self, state: object) -> Outline:
-        found, structure = flatten(state)
-        jax_arrays.check_usable(found, structure.paths, "save")
-        return self._outline(found, structure)
+        values, structure = flatten(state)
+        jax_arrays.check_usable(values, structure.paths, "save")
+        return self._outline(values, structure)
 
     def restoration(self, spec: CheckpointSpec, request: RestoreRequest) -> Restoration:
         if request.like is None:
@@ -179,9 +179,11 @@ class _JaxSnapshot:
             if chunk.size_bytes and chunk.array_index in elsewhere:
                 region, shard = (chunk.start, chunk.stop), self._shard_of(chunk)
                 offset_bytes = chunk.offset_bytes
-                found = self._on_devices.range(chunk.array_index, shard, region, offset_bytes)
-                if found is not None:
-                    ranges[chunk] = found
+                device_range = self._on_devices.range(
+                    chunk.array_index, shard, region, offset_bytes
+                )
+                if device_range is not None:
+                    ranges[chunk] = device_range
         return ranges
 
     def _shard_of(self, chunk: Chunk) -> Region:

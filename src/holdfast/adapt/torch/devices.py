@@ -148,7 +148,7 @@ class Loan:
 
     def ranges(self, chunks: Sequence[Chunk]) -> dict[Chunk, DeviceRange]:
         """Return the device ranges of those `chunks` that are contiguous in lent tensors."""
-        found = {}
+        ranges = {}
         for chunk in chunks:
             lent = self._tensors.get(chunk.array_index)
             region = chunk.start, chunk.stop
@@ -156,13 +156,13 @@ class Loan:
             if lent is None or before is None or not chunk.size_bytes:
                 continue
             tensor = lent[0]
-            found[chunk] = DeviceRange(
+            ranges[chunk] = DeviceRange(
                 device=tensor.device.index or 0,
                 address=tensor.data_ptr() + before * tensor.element_size(),
                 size_bytes=math.prod(region_shape(region)) * tensor.element_size(),
                 offset_bytes=chunk.offset_bytes,
             )
-        return found
+        return ranges
 
     def check_unchanged(self) -> None:
         """Check that no lent tensor was changed in a way that PyTorch counts.

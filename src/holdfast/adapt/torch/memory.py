@@ -88,7 +88,7 @@ def differences(
     It fills memory of its own as the tensors would be, and compares. A group takes as much memory
     meanwhile as its tensors lie in.
     """
-    found = []
+    texts = []
     for group in groups:
         start, stop = group[0].start, max(place.stop for place in group)
         memory = np.empty(stop - start, np.uint8)
@@ -101,11 +101,11 @@ def differences(
             elements[...] = given
         if not all(np.array_equal(elements, given) for elements, given, _ in restored):
             names = " and ".join(path_name(place.path) for *_, place in restored)
-            found.append(
+            texts.append(
                 f"{names}: expected elements that are equal where those of the tensors given are "
                 "one in memory, found different ones; give clones"
             )
-    return found
+    return texts
 
 
 def _elements(memory: np.ndarray, place: Place, start: int) -> np.ndarray:

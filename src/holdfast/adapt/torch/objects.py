@@ -133,7 +133,7 @@ class _Memory:
             return True
         if self._storages is None:
             # Of nearly all modules the state dict has the tensors themselves.
-            self._storages = {_storage(one) for one in self._every}
+            self._storages = {_storage(member) for member in self._every}
         return _storage(tensor) in self._storages
 
 
@@ -177,16 +177,16 @@ class ObjectState:
                 # Its state belongs to parameters by their numbers, which now are others.
                 self._is_kept = True
                 return {}
-        found = {}
+        tree = {}
         for key in dict.fromkeys([*own, *saved]):
             if not request.wants((*path, key)):
                 if key in own:
-                    found[key] = own[key]
+                    tree[key] = own[key]
             elif key in saved:
-                found[key] = self._merged(own.get(key), saved[key], (*path, key), len(path))
+                tree[key] = self._merged(own.get(key), saved[key], (*path, key), len(path))
             elif request.partial.covers((*path, key)):
-                found[key] = own[key]
-        return found
+                tree[key] = own[key]
+        return tree
 
     def _merged(self, own: Any, saved: Any, path: Path, depth: int) -> Any:
         """Return `saved`, with the object's own tensors in the place of saved arrays."""
@@ -202,8 +202,10 @@ class ObjectState:
         if isinstance(saved, list | tuple):
             items = own if isinstance(own, list | tuple) and len(own) == len(saved) else ()
             items = [*items, *[None] * (len(saved) - len(items))]
-            made = [self._merged(items[i], item, (*path, i), depth) for i, item in enumerate(saved)]
-            return made if isinstance(saved, list) else tuple(made)
+            merged = [
+                self._merged(items[i], item, (*path, i), depth) for i, item in enumerate(saved)
+            ]
+            return merged if isinstance(saved, list) else tuple(merged)
         return saved
 
     def _parameter(self, key: Path) -> Any:

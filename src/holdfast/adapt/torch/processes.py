@@ -66,10 +66,10 @@ class TorchKeyValues:
                 pairs = list(zip(names, keys, strict=True))
                 present = [(name, key) for name, key in pairs if self._store.check([key])]
                 names, keys = [name for name, _ in present], [key for _, key in present]
-            found = self._store.multi_get(keys) if keys else []
+            values = self._store.multi_get(keys) if keys else []
         except RuntimeError as error:
             _raise_lost(f"get the values of {folder}", error)
-        return {name: value.decode() for name, value in zip(names, found, strict=True)}
+        return {name: value.decode() for name, value in zip(names, values, strict=True)}
 
     def delete(self, folder: str, names: Sequence[str]) -> None:
         try:

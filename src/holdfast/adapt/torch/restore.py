@@ -88,8 +88,8 @@ class TorchArrayLeaves:
     ) -> dict[Region, np.ndarray]:
         held = leaf.tensor if isinstance(leaf, NewTensor) else leaf
         if tensors.is_plain(held):
-            made = self._small.new_array(array.shape, dtype)
-            return {((0,) * len(array.shape), array.shape): made}
+            buffer = self._small.new_array(array.shape, dtype)
+            return {((0,) * len(array.shape), array.shape): buffer}
         region = tensors.region_held(held)
         extents = region_shape(region)
         if not all(extents) and tensors.is_divided(held):
@@ -112,16 +112,16 @@ class TorchArrayLeaves:
 
     def _materialised(self, leaf: Any) -> Any:
         """Return a tensor with elements for one on the meta device; tied ones give the same."""
-        made = self._made.get(id(leaf))
-        if made is None:
+        tensor = self._made.get(id(leaf))
+        if tensor is None:
             device = torch.get_default_device()
             if device.type == "meta":
                 device = torch.device("cpu")
-            made = torch.empty_like(leaf, device=device)
+            tensor = torch.empty_like(leaf, device=device)
             if isinstance(leaf, torch.nn.Parameter):
-                made = torch.nn.Parameter(made, requires_grad=leaf.requires_grad)
-            self._made[id(leaf)] = made
-        return made
+                tensor = torch.nn.Parameter(tensor, requires_grad=leaf.requires_grad)
+            self._made[id(leaf)] = tensor
+        return tensor
 
 
 class _SmallBuffers:
@@ -143,6 +143,6 @@ class _SmallBuffers:
         if self._used_bytes + size_bytes > self._memory.nbytes:
             self._memory = np.empty(COMMON_SIZE_BYTES, np.uint8)
             self._used_bytes = 0
-        made: np.ndarray = np.ndarray(shape, dtype, self._memory.data, self._used_bytes)
+        array: np.ndarray = np.ndarray(shape, dtype, self._memory.data, self._used_bytes)
         self._used_bytes += -(-size_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
-        return made
+        return array

@@ -52,9 +52,9 @@ class TorchFramework:
         """The number of processes of the job that saves; None outside of a job."""
 
     def processes(self) -> Processes:
-        found = TorchProcesses()
-        self._count = found.count
-        return found
+        processes = TorchProcesses()
+        self._count = processes.count
+        return processes
 
     def snapshot(self, state: object) -> Snapshot:
         with nothing_collected():
@@ -150,9 +150,9 @@ class _TorchSnapshot:
         if chunk.array_index not in self._loan:
             return tensors.host_bytes(tensors.piece(held, region, outer))
         self._loan.wait()
-        found = tensors.host_bytes(tensors.piece(held, region, outer))
+        content = tensors.host_bytes(tensors.piece(held, region, outer))
         self._loan.check_unchanged()
-        return found
+        return content
 
     def device_ranges(self, chunks: Sequence[Chunk]) -> dict[Chunk, DeviceRange]:
         self._loan.wait()

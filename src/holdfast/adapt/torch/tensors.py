@@ -354,9 +354,9 @@ def _as_bytes(buffer: np.ndarray) -> torch.Tensor:
     """Return the memory of an array as bytes, without PyTorch's warning for read-only memory."""
     dense = np.ascontiguousarray(buffer)
     memory = (ctypes.c_char * dense.nbytes).from_address(dense.ctypes.data)
-    found = torch.frombuffer(memory, dtype=torch.uint8)
-    found._holdfast_memory = dense  # keeps it alive
-    return found
+    content = torch.frombuffer(memory, dtype=torch.uint8)
+    content._holdfast_memory = dense  # keeps it alive
+    return content
 
 
 def tensor_of(array: np.ndarray, name: str, where: str) -> torch.Tensor:
@@ -365,9 +365,9 @@ def tensor_of(array: np.ndarray, name: str, where: str) -> torch.Tensor:
     Raises:
         UnsupportedLeafError: PyTorch has no such dtype; the message has `where`.
     """
-    made = torch.empty(array.shape, dtype=_dtype_named(name, where))
-    copy_into(made, array)
-    return made
+    tensor = torch.empty(array.shape, dtype=_dtype_named(name, where))
+    copy_into(tensor, array)
+    return tensor
 
 
 def tensor_over(array: np.ndarray, name: str, where: str) -> torch.Tensor:

@@ -72,19 +72,19 @@ def _subtree(stateful: StateObject, path: Path, like: Likeness | None) -> Subtre
 def tied(leaves: Sequence[Any]) -> list[int | None]:
     """Return for each leaf the index of an earlier one that is tied to it, or None."""
     first: dict[Any, int] = {}
-    found: list[int | None] = []
+    firsts: list[int | None] = []
     for index, leaf in enumerate(leaves):
         key = tensors.identity(leaf) if tensors.is_tensor(leaf) else None
         at = index if key is None else first.setdefault(key, index)
-        found.append(None if at == index else at)
-    return found
+        firsts.append(None if at == index else at)
+    return firsts
 
 
 def updated_by_optimizers(tree: Tree, is_covered: Callable[[Any], bool]) -> set[int]:
     """Return the ids of the tensors that belong to those optimizers of a state that are covered."""
-    found: set[int] = set()
+    ids: set[int] = set()
     for optimizer in tree.expanded:
         if isinstance(optimizer, torch.optim.Optimizer) and is_covered(optimizer):
-            found.update(id(p) for group in optimizer.param_groups for p in group["params"])
-            found.update(id(value) for of in optimizer.state.values() for value in of.values())
-    return found
+            ids.update(id(p) for group in optimizer.param_groups for p in group["params"])
+            ids.update(id(value) for of in optimizer.state.values() for value in of.values())
+    return ids
