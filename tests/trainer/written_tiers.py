@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from holdfast.adapt.numpy_state import NumpyFramework, OwnProcess
+from holdfast.adapt.contract import OwnProcess
+from holdfast.adapt.numpy_state import NumpyFramework
 from holdfast.clock import SystemClock
 from holdfast.engine.lifecycle.attempts import (
     AttemptStart,

@@ -60,8 +60,8 @@ def remember(
 ) -> SealedPart:
     """Return the reuse state of a part that was just sealed; `before` is that of the last one.
 
-    `is_in_memory`: it is in RAM. `is_readable`: the host can digest the bytes of such a state before
-    they are copied.
+    `is_in_memory`: it is in RAM. `is_readable`: the host can digest the bytes of such a state
+    before they are copied.
     """
     steady: frozenset[int] = frozenset()
     if before is not None and before.whole is plan.layout:
