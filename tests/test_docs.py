@@ -150,11 +150,26 @@ def _wrong_modules(text: str) -> list[str]:
 
 
 STATUS = re.compile(r"\A# \d+\. .+\n\n\*\*Status\.\*\* (In force|Replaced by \[\d{4}\])")
+BOUND = re.compile(r"Binds (.+)\.$", re.MULTILINE)
+
+
+def _unbound(page: Path) -> list[str]:
+    """Return the modules that a decision binds and that do not cite it."""
+    match = BOUND.search(page.read_text().split("\n\n")[1])
+    modules = re.findall(r"`([a-z_.]+)`", match[1]) if match else []
+    texts = {name: _source_of(name) for name in modules}
+    return [name for name, text in texts.items() if f"decisions/{page.name[:4]}" not in text]
+
+
+def _source_of(module: str) -> str:
+    place = SOURCE / module.replace(".", "/")
+    return (place / "__init__.py" if place.is_dir() else place.with_suffix(".py")).read_text()
 
 
 @pytest.mark.parametrize("page", DECISIONS, ids=lambda page: page.name[:4])
-def test_a_decision_has_a_status(page: Path) -> None:
+def test_a_decision_has_a_status_and_is_cited_where_it_binds(page: Path) -> None:
     assert STATUS.match(page.read_text()), page
+    assert _unbound(page) == []
 
 
 def test_decisions_are_numbered_in_a_row() -> None:

@@ -7,7 +7,7 @@ a state that was not acknowledged is sent again.
 
 Each message carries the run and the newest attempt that its sender knows, which fences older ones.
 Sizes are bounded: ranks are sent as runs, checkpoints are at most `HELD_MAX`, and successors at
-most `SUCCESSORS_MAX`.
+most `SUCCESSORS_MAX`. See docs/decisions/0010.
 """
 
 from __future__ import annotations

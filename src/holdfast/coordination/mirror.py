@@ -12,6 +12,8 @@ Invariants:
   run waits for it.
 - A host that fails, is lost, or writes nothing for `STALL_SECS` is left out of the present try. The
   leader's host writes its parts then; they are in the shared durable tier.
+
+See docs/decisions/0030 and docs/decisions/0044.
 """
 
 from __future__ import annotations

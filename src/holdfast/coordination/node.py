@@ -3,7 +3,7 @@
 The node does no I/O and never waits. `handle` takes one input at a time, with the time and the
 published steps. The `Ready` that it returns is the only way out: the effects to carry out, when to
 come back, and what to keep. `view` shows what the node knows, and changes nothing. A run on one
-host uses the same node; its messages stay inside.
+host uses the same node; its messages stay inside. See docs/decisions/0014 and docs/decisions/0043.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Checks of records from outside, made before anything is computed or allocated from them.
 
 Invariant: the memory and time to lay out a record that passes are bounded by the size of the record
-and the sizes of the files that it names.
+and the sizes of the files that it names. See docs/decisions/0002.
 """
 
 from __future__ import annotations

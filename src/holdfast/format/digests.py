@@ -1,7 +1,7 @@
 """Digests: XXH3, 128 bits, over blocks of at most 8 MiB (xxhash.com, `XXH3_128bits`, seed 0).
 
 They detect corruption, not forgery. 128 bits rather than 64, so that equal digests can be taken as
-equal bytes where a later checkpoint reuses an earlier one's image.
+equal bytes where a later checkpoint reuses an earlier one's image. See docs/decisions/0002.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 Invariant: each object has exactly one name; `parse(make(x)) == x`, and no other string parses.
 Names from outside are matched whole, so that no name can lead out of the run's folder.
+
+See docs/decisions/0029 and docs/decisions/0038.
 """
 
 from __future__ import annotations

@@ -6,6 +6,8 @@ step that occurs twice (it was overwritten with `force`), the newest attempt's c
 
 An origin names its attempt by number and token. If the record of that number is another attempt's
 (the run was put back to an earlier state and trained on), the origin's attempt has no record.
+
+See docs/decisions/0001.
 """
 
 from __future__ import annotations

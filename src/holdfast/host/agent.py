@@ -1,4 +1,7 @@
-"""Combine the parts of one agent, run its loop, and decide when it exits."""
+"""Combine the parts of one agent, run its loop, and decide when it exits.
+
+See docs/decisions/0043.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Decide when an agent exits."""
+"""Decide when an agent exits.
+
+See docs/decisions/0005.
+"""
 
 from __future__ import annotations
 

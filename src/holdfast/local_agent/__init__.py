@@ -12,4 +12,6 @@ A run's agent (`holdfast.host`) is one, and so is MindIO's file agent. An agent 
   raises `AgentGoneError`.
 
 What an agent keeps in its folder is its state: the next one adopts it after a crash.
+
+See docs/decisions/0047.
 """

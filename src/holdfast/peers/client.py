@@ -2,7 +2,7 @@
 
 A call ends with a whole answer, or with an error that names the peer and the failure. The first
 failure ends every other wait for that peer and blocks new requests for `rest_secs`. A dead peer
-thus costs one bounded wait, not one for each thread or block.
+thus costs one bounded wait, not one for each thread or block. See docs/decisions/0009.
 """
 
 from __future__ import annotations

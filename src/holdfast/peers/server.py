@@ -7,6 +7,8 @@ copied.
 
 The server has its own thread and event loop, so that peers never delay the trainers. Everything but
 `close` and `address` belongs to that thread. A peer costs no more than `PeerLimits` allows.
+
+See docs/decisions/0009.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 A step beside a checkpoint costs what it took beyond the median of quiet steps, those beside which
 nothing was saved. A program that is compiled again, an evaluation or input that stalls also makes a
 step long. Therefore a step costs at most the part of it in which a checkpoint was being saved, and
-a median needs enough quiet steps.
+a median needs enough quiet steps. See docs/decisions/0045.
 """
 
 from __future__ import annotations

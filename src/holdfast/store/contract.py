@@ -13,6 +13,8 @@ dot. Guarantees of a store:
 Every store passes `holdfast.testing.store_suite`. A store that can only be read, such as the RAM of
 a peer, is a `ReadableStore`. What differs between stores is a property, whose default is the most
 frequent value. Nothing above depends on the class of a store or on the name of its tier.
+
+See docs/decisions/0048.
 """
 
 from __future__ import annotations

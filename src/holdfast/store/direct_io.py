@@ -2,7 +2,7 @@
 
 The page cache would copy every byte once more, on the processor that also digests it, and keep
 pages that are never read again. A range that is not aligned in the file or in memory is read by way
-of a small aligned buffer.
+of a small aligned buffer. See docs/decisions/0017.
 """
 
 from __future__ import annotations

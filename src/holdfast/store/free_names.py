@@ -14,6 +14,8 @@ Invariants:
 Assumed: the file system creates a file exclusively, for all hosts that write there. A holder on
 another host that stops for `CLAIM_SECS`, just between its last look and the rename, can replace the
 file of the process that has replaced it; `docs/stores.md` states the promise.
+
+See docs/decisions/0040.
 """
 
 from __future__ import annotations

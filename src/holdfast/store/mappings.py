@@ -4,7 +4,7 @@ A mapping holds one descriptor, Python's own. Whether its file was deleted is th
 the names in the slots' folder, in one listing for all.
 
 Reading a tmpfs file through its descriptor costs a lookup and a copy for every page. Reading mapped
-memory costs neither, but mapping on every read would cost as much as both.
+memory costs neither, but mapping on every read would cost as much as both. See docs/decisions/0006.
 """
 
 from __future__ import annotations

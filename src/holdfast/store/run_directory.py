@@ -10,6 +10,8 @@ Invariants:
 
 Assumed: `/proc` is mounted. The descriptor is opened with O_PATH: it needs no permission to read
 the directory, and keeps its file system from being unmounted other than lazily.
+
+See docs/decisions/0019.
 """
 
 from __future__ import annotations

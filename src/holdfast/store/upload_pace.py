@@ -13,6 +13,8 @@ service.
 
 Memory: a part in flight is a view of the source's memory, or a copy where the source does not last.
 So copies have at most `PARTS_AT_ONCE` times the size of a part, however many images are uploaded.
+
+See docs/decisions/0034.
 """
 
 from __future__ import annotations

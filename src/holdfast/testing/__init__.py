@@ -1,4 +1,7 @@
-"""Test support for authors of stores; needs pytest, and the library does not import it."""
+"""Test support for authors of stores; needs pytest, and the library does not import it.
+
+See docs/decisions/0050.
+"""
 
 import pytest
 

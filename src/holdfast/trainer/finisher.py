@@ -5,6 +5,8 @@ Invariants:
   checkpoint.
 - What the training has saved since it began, or went back, is known without the storage, which may
   fail or hang at just this moment. The remote tier is never asked.
+
+See docs/decisions/0004.
 """
 
 from __future__ import annotations

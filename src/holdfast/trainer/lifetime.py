@@ -6,6 +6,8 @@ Invariants:
 - Nothing of a manager is active in a forked child: no signal handler, thread or exit hook; the
   child holds no slot, lock or socket of the manager. (A program can switch that off.)
 - Every step of closing may be repeated, so that an interrupted `close` can be finished.
+
+See docs/decisions/0022.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Define the options that a user sets, and check them when they are set."""
+"""Define the options that a user sets, and check them when they are set.
+
+See docs/decisions/0049.
+"""
 
 from __future__ import annotations
 

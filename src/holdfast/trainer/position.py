@@ -1,7 +1,7 @@
 """Follow where the run stands, check the order of its steps, and move it to another checkpoint.
 
 Invariant: only `go_on_from`, `start_again` and `branch_at` move the run; the later checkpoints then
-become an abandoned branch.
+become an abandoned branch. See docs/decisions/0021.
 """
 
 from __future__ import annotations

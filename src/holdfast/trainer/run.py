@@ -4,6 +4,8 @@ Invariants:
 - Nothing of the run is written, and no lock of it is taken. No agent is started.
 - Memory of a live run is copied, never borrowed, so that the run can write to it again.
 - A checkpoint that is deleted while it is read is not an error, unless its step was asked for.
+
+See docs/decisions/0023.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ Invariants:
   H100, 4 bytes waited 170 ms for 8 GiB. Between two turns the read is served, after 0.6 ms.
 
 Assumes that the source's bytes are computed already and do not change: these streams do not wait
-for work that a framework has queued on its own streams.
+for work that a framework has queued on its own streams. See docs/decisions/0008.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ arrays are borrowed: the training waits until they are in the host's memory.
 
 Holdfast owns the copies: they are not donated, and live until they are released. So Holdfast's own
 stream may read a copy as soon as XLA has computed it, which `block_until_ready` awaits on the saver
-thread. XLA reports the device address of such an array, and its layout.
+thread. XLA reports the device address of such an array, and its layout. See docs/decisions/0008.
 """
 
 from __future__ import annotations

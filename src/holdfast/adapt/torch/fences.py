@@ -2,6 +2,8 @@
 
 A save on GPUs returns while weights and optimizer states are being copied; forward and backward run
 beside the copy. The training stops at the fence until the copy has ended, if it has not by then.
+
+See docs/decisions/0032.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 The state of such an object is the same on all ranks, or distributed over them as DTensors. Any
 other object with `state_dict` and `load_state_dict` is a leaf: each rank saves its own state.
+
+See docs/decisions/0026.
 """
 
 from __future__ import annotations

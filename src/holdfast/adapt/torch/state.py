@@ -1,4 +1,7 @@
-"""PyTorch states: snapshots, and states filled from a checkpoint."""
+"""PyTorch states: snapshots, and states filled from a checkpoint.
+
+See docs/decisions/0026.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Attempts: numbered by the store's put-if-absent, so that no two starts get the same number.
 
 Without an attempt's record its origin is unknown, and with it the timeline. So each record has a
-copy, which is read if the record is damaged.
+copy, which is read if the record is damaged. See docs/decisions/0001.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
 """The checkpoints in a store, derived from one listing of names and sizes.
 
 A listing proves that objects exist, not that they are intact: readers check that.
+
+See docs/decisions/0029.
 """
 
 from __future__ import annotations

@@ -8,6 +8,8 @@ Invariants:
 - Opening a copy does not change the original.
 - Processes that open a copy concurrently agree on one new id: it is created once, by put-if-absent
   of an object that names the copy's location.
+
+See docs/decisions/0019.
 """
 
 from __future__ import annotations

@@ -6,6 +6,8 @@ on: they have its objects, and what an interrupted attempt left of later ones. S
 as many requests with 5,000 checkpoints as with 5.
 
 What is left of earlier checkpoints is not found here. A commit lists everything, and removes that.
+
+See docs/decisions/0031.
 """
 
 from __future__ import annotations

@@ -10,6 +10,8 @@ Invariants:
 - A process that removes images and commits excludes the two from each other, and a removal spares
   what was committed after the listing (`ReusedImages`). A part that another process writes
   meanwhile, and that reuses a removed image, is refused by its commit.
+
+See docs/decisions/0025.
 """
 
 from __future__ import annotations

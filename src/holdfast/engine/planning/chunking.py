@@ -10,6 +10,8 @@ Invariants:
 - Only regular grids are cut. They stay regular, and each piece lies within one shard, where it is
   contiguous: pieces are cut along the leading axes.
 - There are ten to twenty pieces per rank in all, which bounds the size of the manifest.
+
+See docs/decisions/0011.
 """
 
 from __future__ import annotations

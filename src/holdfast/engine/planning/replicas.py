@@ -6,6 +6,8 @@ chunks that no other rank holds cross the network. Where no rank can write such 
 part is fetched from its host (`holdfast.coordination.replica_placement`).
 
 Every rank computes the same plan from the same view of the state, as with the owners.
+
+See docs/decisions/0016.
 """
 
 from __future__ import annotations

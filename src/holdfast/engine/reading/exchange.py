@@ -13,6 +13,8 @@ Invariants:
 - A rank has at most `GIVEN_MAX_BYTES` in RAM of what it has read, and as much of what it relays.
   No wait for room can wait for itself: every rank reads and takes spans in the same order.
 - The bytes are not trusted: a taker checks the digest of each block.
+
+See docs/decisions/0036.
 """
 
 from __future__ import annotations

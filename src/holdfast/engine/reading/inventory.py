@@ -2,6 +2,8 @@
 
 One record is read for each shown row, and only the fields that the row needs are decoded. Images
 are never opened: the listing shows whether each exists with the size that the manifest states.
+
+See docs/decisions/0015.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The metadata of a checkpoint: its arrays, values and sizes, without its bytes."""
+"""The metadata of a checkpoint: its arrays, values and sizes, without its bytes.
+
+See docs/decisions/0012.
+"""
 
 from __future__ import annotations
 

@@ -3,6 +3,8 @@
 It is the one read model of a run, for the public read-only handle and for the command line. It
 writes nothing and takes no lock of the run. How the RAM tier of a host is found is the caller's
 knowledge: `find_ram` is called for each listing, because an agent may start or end in between.
+
+See docs/decisions/0023.
 """
 
 from __future__ import annotations

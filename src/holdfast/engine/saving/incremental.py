@@ -4,7 +4,7 @@ An image is reused whole. In RAM it gets one more name in the new checkpoint's f
 durable tier the new part refers to it in the folder of its origin. A chunk is unchanged
 if its array is the same object, of an immutable kind, or if its digests are equal again. Digests
 are computed before anything is copied, and only of chunks whose digests were equal in the last two
-saves, so that arrays that change in every step are not read for it.
+saves, so that arrays that change in every step are not read for it. See docs/decisions/0007.
 """
 
 from __future__ import annotations

@@ -11,6 +11,8 @@ Invariants:
 - A part that is not sealed leaves no name behind, not even that of a reused image: the name alone
   would hold memory that is never freed.
 - Only a sealed part is reused: whole images whose record was written.
+
+See docs/decisions/0046.
 """
 
 from __future__ import annotations

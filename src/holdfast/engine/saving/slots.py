@@ -11,6 +11,8 @@ Invariants:
   state secured.
 - A slot, and the memory that it is filled from, is released only when the devices have finished
   with both. Each wait for them is bounded by `STALL_SECS`.
+
+See docs/decisions/0006.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
 """The checkpoints of the remote tier: what it lacks, and what its policy removes from it.
 
 Invariant: nothing is removed there for an attempt that a newer one has fenced.
+
+See docs/decisions/0030.
 """
 
 from __future__ import annotations

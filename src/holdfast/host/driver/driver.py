@@ -15,7 +15,7 @@ is driven in the same way. The driver's duties:
 7. Show the node to the agent's other parts as a view: frozen, and made once after an input.
 
 A node is replaced when the run's layout changes. The next one has a higher incarnation, and `Found`
-is its first input.
+is its first input. See docs/decisions/0043.
 """
 
 from __future__ import annotations

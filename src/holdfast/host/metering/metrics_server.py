@@ -2,6 +2,8 @@
 
 `prometheus_client` and aiohttp are imported only then: they would double the time of an agent's
 start. Metrics that cannot be served are a warning for the trainer; the training goes on.
+
+See docs/decisions/0035.
 """
 
 from __future__ import annotations

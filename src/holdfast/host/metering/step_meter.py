@@ -5,6 +5,8 @@ cells at its ticks, so nothing else costs the training time. A tick follows each
 so that the time in which a checkpoint was being saved is known for each step.
 
 Owned by the agent's event loop.
+
+See docs/decisions/0045.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ that may be nowhere durable stay in RAM, as those of a killed agent do: what is 
 newest committed one, and with trainers attached the newest one in any case, because a move may have
 passed the folder of its commit before. The rest is freed. The agent's folder notes that the
 directory is gone, so a start at the new place continues from that RAM
-(`trainer.opening.moved_runs`).
+(`trainer.opening.moved_runs`). See docs/decisions/0039.
 """
 
 from __future__ import annotations

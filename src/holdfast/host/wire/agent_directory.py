@@ -1,6 +1,8 @@
 """Locate the folder of a run's agent on this host: its control block and its RAM tier.
 
 It is the agent's place too, with its socket and its lock (`local_agent.place`).
+
+See docs/decisions/0005.
 """
 
 from __future__ import annotations

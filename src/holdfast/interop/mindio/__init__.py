@@ -2,6 +2,8 @@
 
 `calls` has them. It is imported on first use, because it imports PyTorch, and the file agent's
 process (`holdfast.interop.mindio.file_agent`), which imports this package, needs none.
+
+See docs/decisions/0047.
 """
 
 from __future__ import annotations

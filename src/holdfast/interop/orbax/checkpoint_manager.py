@@ -4,6 +4,8 @@ Invariants:
 - Steps are listed once and then kept up to date by the manager's own calls, until `reload`.
 - The run is opened for writing by the first save. Until then nothing is written.
 - A save that was accepted becomes durable, or the next call that can raise reports its failure.
+
+See docs/decisions/0027.
 """
 
 from __future__ import annotations

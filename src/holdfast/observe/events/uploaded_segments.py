@@ -10,6 +10,8 @@ one folder of events, so hosts of one name do not replace each other's segments.
   when the writer is closed. What a killed agent has not uploaded is in its files; the host's next
   agent uploads it.
 - The place has the segments that the host has. Older ones are removed from both.
+
+See docs/decisions/0033.
 """
 
 from __future__ import annotations

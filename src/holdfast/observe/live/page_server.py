@@ -6,6 +6,8 @@ Invariants:
 - The page loads nothing from elsewhere and runs no script but its own, which a content security
   policy enforces. Data travels as JSON and is shown as text.
 - A client that reads slowly delays neither the others nor the look at the run.
+
+See docs/decisions/0035.
 """
 
 from __future__ import annotations

@@ -14,6 +14,8 @@ rounding.
 - `waiting`: the training reported that it waited.
 - `unknown`: no event explains it: after the last step of the run, and steps that took more than
   twice as long as the median of quiet ones allows.
+
+See docs/decisions/0045.
 """
 
 from __future__ import annotations

@@ -9,6 +9,8 @@ copying does. Two things show that the run itself was moved:
 
 Without either, the directory is a copy and becomes a run of its own. If RAM has newer checkpoints
 and it cannot be decided whose they are, the start is refused: as a copy it would lose them.
+
+See docs/decisions/0039.
 """
 
 from __future__ import annotations

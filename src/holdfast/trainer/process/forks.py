@@ -6,6 +6,8 @@ cannot reach, so /proc lists what is open and what is mapped.
 
 Invariants: the child unlocks nothing that the parent still holds, and acquires no lock of the
 parent's threads, which do not exist in the child and would never release it.
+
+See docs/decisions/0022.
 """
 
 from __future__ import annotations

@@ -14,6 +14,8 @@ Invariants:
   previous one, and rank 0 removes the entries of that.
 
 Assumes that `put_if_absent` of the key-value service is atomic.
+
+See docs/decisions/0013.
 """
 
 from __future__ import annotations

@@ -8,6 +8,8 @@ Invariants:
 - An error that ends the restore of a rank before its vote ends the restore on all ranks.
 - Before they read, the ranks agree on what they read together from a bucket: once in each round, on
   every rank, whether or not it has found a checkpoint.
+
+See docs/decisions/0021.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ beside a save. The median of the newest checkpoints counts, and the least until 
 because a stall may be within the save.
 
 If only one tier has a budget, only its saves are counted: the other tier may save at every step,
-so its cost is part of the duration of a quiet step.
+so its cost is part of the duration of a quiet step. See docs/decisions/0045.
 """
 
 from __future__ import annotations

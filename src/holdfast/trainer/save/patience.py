@@ -10,6 +10,8 @@ A wait ends early for one of three reasons:
 - The hosts could not agree where to stop for a preemption.
 
 In none of these cases is anything lost that is sealed: the agent continues with it.
+
+See docs/decisions/0041 and docs/decisions/0044.
 """
 
 from __future__ import annotations

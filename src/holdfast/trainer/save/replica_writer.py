@@ -8,6 +8,8 @@ Invariants:
 - A replica neither delays nor affects the rank's own part: a failure is only logged, and the agent
   fetches that part from its host.
 - The agent is always notified when no more replicas of a checkpoint follow.
+
+See docs/decisions/0016.
 """
 
 from __future__ import annotations

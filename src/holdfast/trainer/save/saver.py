@@ -11,6 +11,8 @@ Invariants:
   complete if the saver's thread has everything it needs.
 
 Assumes that `submit`, `expect`, `reuse_nothing` and `close` are called on the training thread only.
+
+See docs/decisions/0046.
 """
 
 from __future__ import annotations

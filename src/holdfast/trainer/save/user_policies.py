@@ -5,7 +5,7 @@ target step. A preservation policy is evaluated when the agent reports removable
 
 The thread waits on a lock, which is released for each step and notice. Releasing it costs the
 training thread about ten microseconds, at most 200 times a second; looking at it costs a tenth of
-one.
+one. See docs/decisions/0046.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Files are written in the order in which they were sealed, several at a time, and one after another
 for each path: the newest one for it, and an earlier one only if that cannot be written. A write
-that failed is repeated after a while, for as long as the agent lives.
+that failed is repeated after a while, for as long as the agent lives. See docs/decisions/0028.
 """
 
 from __future__ import annotations
