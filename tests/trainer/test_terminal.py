@@ -80,18 +80,28 @@ SHOWN: dict[str, tuple[dict[str, object], str, list[str]]] = {
         "warning",
         ["holdfast rank 3: warning: three"],
     ),
-    "logging set up before": ({"before": BASIC}, "", ["own WARNING three"]),
-    "logging set up before, and a level": (
+    "a handler at the root, as imports add it": (
+        {"before": BASIC},
+        "",
+        ["own INFO two", "own WARNING three"],
+    ),
+    "logging set up before, with a level": (
+        {"before": BASIC + "; logging.getLogger().setLevel(logging.ERROR)"},
+        "",
+        [],
+    ),
+    "a handler at the root, and a level": (
         {"before": BASIC},
         "info",
         ["own INFO two", "own WARNING three"],
     ),
     "a handler of its own": ({"before": OWN_HANDLER}, "", ["three"]),
-    "logging set up after": (
-        {"after": BASIC},
+    "logging set up after": ({"after": BASIC}, "", ["own INFO two", "own WARNING three"]),
+    "logging set up after, with a level": (
+        {"after": BASIC + "; logging.getLogger().setLevel(logging.ERROR)"},
         "",
         # The first line shows that the program has set up its logging.
-        ["own INFO two", "own WARNING three"],
+        ["own INFO two"],
     ),
     "a level of the program": (
         {"before": "logging.getLogger('holdfast').setLevel(logging.WARNING)"},
@@ -122,6 +132,15 @@ def test_each_line_is_shown_once_and_only_what_is_wanted(
 ) -> None:
     script = LOGGED.format(**({"before": "", "after": "", "rank": 0, "count": 1} | changes))
     assert printed(script, **({"HOLDFAST_LOG": chosen} if chosen else {})) == lines
+
+
+def test_an_import_that_adds_a_handler_hides_no_line() -> None:
+    script = LOGGED.format(before="import grain, logging", after="", rank=0, count=1)
+    lines = printed(script.replace("import logging", "", 1))
+    assert [line for line in lines if "two" in line or "three" in line] == [
+        "INFO:holdfast.trainer.save.saver:two",
+        "WARNING:holdfast.trainer.save.saver:three",
+    ]
 
 
 def test_a_terminal_that_is_closed_is_no_error() -> None:

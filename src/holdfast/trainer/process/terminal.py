@@ -1,8 +1,9 @@
 """Show Holdfast's log in the terminal of a program that has set up no logging.
 
-`HOLDFAST_LOG` chooses how much: `debug`, `info` (the default), `warning` or `off`. A program with
-handlers of its own sees each line once, through them: its configuration decides what is shown,
-unless `HOLDFAST_LOG` is set, which then sets the level of the logger `holdfast`.
+`HOLDFAST_LOG` chooses how much: `debug`, `info` (the default), `warning` or `off`. A process with
+handlers of its own sees each line once, through them. The level stays what the program chose: it
+gave the root logger another level than the default, or the logger `holdfast` a level or a handler.
+A handler at the root alone is no choice of the program, since importing Grain or Orbax adds one.
 
 Rule for the lines: at `info` there is one for an opening, a restore, a preemption, a fallback, a
 large change of an interval, and an agent that stays behind, and none for a save.
@@ -55,11 +56,12 @@ class TerminalHandler(logging.Handler):
         """The level that the logger was given because nobody had chosen one."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        if any(_handlers_of_program()):
+        if self.level_set is not None and _has_chosen_level():
             # The program has set up its logging after the manager was opened.
-            if self.level_set is not None and _log.level == self.level_set:
+            if _log.level == self.level_set:
                 _log.setLevel(logging.NOTSET)
             self.level_set = None
+        if any(_handlers_of_program()):
             return
         line = f"{self.prefix}: {_NAMES.get(record.levelno, '')}{self.format(record)}\n"
         try:
@@ -100,7 +102,7 @@ def show_log(rank: int, process_count: int) -> None:
         chosen = os.environ.get(LOG_VARIABLE, "").strip().lower()
         if chosen in LEVELS:
             _log.setLevel(LEVELS[chosen])
-        elif _log.level == logging.NOTSET and not any(_handlers_of_program()):
+        elif _log.level == logging.NOTSET and not _has_chosen_level():
             _handler.level_set = logging.INFO
             _log.setLevel(logging.INFO)
         _handler.prefix = "holdfast" if process_count == 1 else f"holdfast rank {rank}"
@@ -174,6 +176,12 @@ def staying_text(directory: object, left: Detached) -> str | None:
         f"the agent (process {left.pid}) stays {until}, with {size_text(left.ram_bytes)} of RAM "
         f"for the next start; `holdfast stop {directory}` ends it"
     )
+
+
+def _has_chosen_level() -> bool:
+    """Return whether the program decides which of Holdfast's lines are shown."""
+    is_set_up = any(not isinstance(h, TerminalHandler | logging.NullHandler) for h in _log.handlers)
+    return is_set_up or not _log.propagate or logging.getLogger().level != logging.WARNING
 
 
 def _handlers_of_program() -> Iterator[logging.Handler]:
