@@ -78,6 +78,11 @@ DOCUMENTED = [
 @pytest.mark.parametrize("name", DOCUMENTED)
 def test_what_the_reference_documents_has_a_public_name(name: str) -> None:
     module, _, last = name.rpartition(".")
+    if module.startswith(("holdfast.torch", "holdfast.local_agent")):
+        # `holdfast.torch` needs PyTorch, and the modules of `local_agent` are public themselves.
+        pytest.importorskip("torch" if module == "holdfast.torch" else module)
+        assert hasattr(importlib.import_module(module), last)
+        return
     documented = getattr(importlib.import_module(module), last)
     assert documented in [getattr(place, last, None) for place in PUBLIC]
 
