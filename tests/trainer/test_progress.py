@@ -14,7 +14,13 @@ import pytest
 import holdfast
 from holdfast import preservation_policy, save_decision_policy
 from holdfast.clock import SystemClock
-from holdfast.errors import FencedError, HoldfastError, SaveFailedError, WaitTimeoutError
+from holdfast.errors import (
+    FencedError,
+    HoldfastError,
+    SaveFailedError,
+    StorageError,
+    WaitTimeoutError,
+)
 from holdfast.format.names import CheckpointId
 from holdfast.host.wire.protocol import Notice
 from holdfast.trainer.save import progress as module
@@ -264,3 +270,20 @@ def test_a_run_that_is_opened_again_waits_for_no_preservation_that_has_ended(
     with holdfast.CheckpointManager(tmp_path / "run", ram=None) as manager:
         wait_until(lambda: manager._progress._preserved, secs=module.PRESERVED_SECS / 4)
     assert time.monotonic() - began < module.PRESERVED_SECS / 2
+
+
+def test_a_save_that_is_accepted_after_the_end_of_saving_ends_with_an_error_too() -> None:
+    progress = Progress(SystemClock())
+    gone = StorageError("it was deleted")
+    progress.stop_saving(gone)
+    with pytest.raises(StorageError, match="it was deleted"):
+        progress.raise_failure()
+    progress.stop_saving(gone)
+    progress.raise_failure()
+    progress.accept(checkpoint_id(100), durable=True, by_step=True)
+    # Race: the next agent reports the same before the save has failed by itself.
+    progress.stop_saving(gone)
+    progress.fail_save(checkpoint_id(100), "it was deleted")
+    assert progress.wait_finished(0)
+    with pytest.raises(StorageError, match="it was deleted"):
+        progress.raise_failure()

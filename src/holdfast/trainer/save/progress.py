@@ -336,13 +336,18 @@ class Progress:
             self._has_failed = True
 
     def stop_saving(self, error: HoldfastError) -> None:
-        """End all saving with `error`, which is raised once; waits for accepted saves end."""
+        """End all saving with `error`, which is raised once; waits for accepted saves end.
+
+        A save that was accepted after that, by an earlier answer of the agent, has ended with the
+        error too: it is raised once more.
+        """
         with self._changed:
+            is_news = not self._is_stopped or bool(self._saves or self._sealed)
             self._saves.clear()
             self._sealed.clear()
             self._drops.remove_all()
             self._unpreserved.clear()
-            if not self._is_stopped:
+            if is_news:
                 self._is_stopped = self._has_failed = True
                 self._failures.append(error)
             self._changed.notify_all()
