@@ -37,31 +37,12 @@ def find_live_agent(run_id: str, host: str) -> Path | None:
     return next((f for f in agent_folders(run_id, host) if answers(f)), None)
 
 
-def begin_start(config: AgentConfig) -> AgentStart:
-    """Start the run's agent where none answers, and do not wait for it.
-
-    `ensure_agent` has to follow: it waits for the agent, and reaps the process.
-
-    Raises:
-        AgentUnavailableError: no folder takes the agent's files.
-    """
-    try:
-        folder = find_live_agent(config.run_id, config.host)
-    except AgentSilentError as error:
-        # It may only be slow: `ensure_agent` tries again.
-        folder = error.folder
-    return AgentStart(folder, None, None) if folder is not None else _start(config)
-
-
-def ensure_agent(
-    config: AgentConfig, clock: Clock, start: AgentStart | None = None
-) -> tuple[Path, str | None]:
+def ensure_agent(config: AgentConfig, clock: Clock) -> tuple[Path, str | None]:
     """Return the folder of the run's agent, which is started where none answers.
 
     Args:
         config: the agent that is wanted.
         clock: the time.
-        start: what `begin_start` returned for the same agent, where it was called before.
 
     Returns:
         The folder, and the reason why it is not on the RAM tier's root, or None if it is.
@@ -71,7 +52,12 @@ def ensure_agent(
             runs does not answer.
     """
     log = RunLocation(config.run).agent_log(config.host)
-    start = start or begin_start(config)
+    try:
+        folder = find_live_agent(config.run_id, config.host)
+    except AgentSilentError as error:
+        # It may only be slow: it is asked again.
+        folder = error.folder
+    start = AgentStart(folder, None, None) if folder is not None else _start(config)
     name = f"the agent of {config.run}"
     answering = await_agent(name, start, lambda: _start(config), log, clock)
     return answering.folder, answering.reason
