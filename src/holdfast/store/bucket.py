@@ -376,10 +376,10 @@ class BucketStore(Store):
     ) -> builtins.list[StoredObject]:
         name = f"{self._name(prefix)}/"
         last = self._prefix + after if after else ""
-        found = self._listed(name, last)
+        listing = self._listed(name, last)
         if before:
-            found = itertools.takewhile(lambda stored: stored.key < before, found)
-        return sorted(itertools.islice(found, count_max))
+            listing = itertools.takewhile(lambda stored: stored.key < before, listing)
+        return sorted(itertools.islice(listing, count_max))
 
     def _listed(self, name: str, last: str = "") -> Iterator[StoredObject]:
         """Yield the objects whose whole key begins with `name` and is after `last`.

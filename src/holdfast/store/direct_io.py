@@ -91,9 +91,9 @@ class DirectReader(FileReader):
             done = 0
             while done < len(target):
                 before = (offset_bytes + done) % ALIGNMENT_BYTES
-                wanted = -(-(before + len(target) - done) // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+                length = -(-(before + len(target) - done) // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
                 start = offset_bytes + done - before
-                count = self._read(self._direct_fd, buffer[:wanted], start)
+                count = self._read(self._direct_fd, buffer[:length], start)
                 taken = min(count - before, len(target) - done)
                 if taken <= 0:
                     break

@@ -105,10 +105,10 @@ class DiskStore(Store):
 
     def _folder(self) -> ObjectFolder:
         """Return the objects at the directory's current path."""
-        path, known = self.home.current_folder(), self._known
-        if known.root != path:
-            known = self._known = self._folder_at(path)
-        return known
+        path, folder = self.home.current_folder(), self._known
+        if folder.root != path:
+            folder = self._known = self._folder_at(path)
+        return folder
 
     @contextlib.contextmanager
     def _reading(self) -> Iterator[ObjectFolder]:
@@ -235,10 +235,10 @@ class DiskStore(Store):
     ) -> builtins.list[StoredObject]:
         for _ in range(LISTINGS_MAX):
             with self._reading() as folder:
-                found = [*folder.list(prefix, after, before, count_max)]
+                listing = [*folder.list(prefix, after, before, count_max)]
             # A directory that was moved or deleted during the listing would look empty.
             if self._folder() is folder:
-                return found
+                return listing
         raise StorageError(f"list {self.root}: it was moved while it was listed; try again")
 
     def delete(self, *keys: str) -> None:

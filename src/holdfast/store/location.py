@@ -199,9 +199,9 @@ def _checked_url(text: str, url: re.Match[str]) -> str:
     prefix = prefix.strip("/")
     example = f"{scheme if scheme in SCHEMES else 's3'}://bucket/runs/name"
     if scheme not in SCHEMES:
-        known = ", ".join(f"{one}://" for one in SCHEMES)
+        schemes = ", ".join(f"{name}://" for name in SCHEMES)
         raise InvalidArgumentError(
-            f"open {text}: expected a URL that begins with one of {known}, found {scheme}://"
+            f"open {text}: expected a URL that begins with one of {schemes}, found {scheme}://"
         )
     if "@" in bucket or ":" in bucket:
         # Not repeated: what is before an @ may be a password.
@@ -228,9 +228,9 @@ def _checked_url(text: str, url: re.Match[str]) -> str:
 
 def _state_root() -> Path:
     """Return the folder for this user's files of runs in buckets, on this host."""
-    given = os.environ.get(STATE_VARIABLE)
-    if given:
-        return Path(os.path.abspath(given))
+    setting = os.environ.get(STATE_VARIABLE)
+    if setting:
+        return Path(os.path.abspath(setting))
     home = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
     # A container's user may have no home: then nothing there can be made.
     if os.path.isabs(home) and os.access(_nearest(Path(home)), os.W_OK | os.X_OK):

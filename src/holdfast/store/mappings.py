@@ -34,15 +34,15 @@ class ReadMappings:
         Raises:
             OSError: the file cannot be mapped.
         """
-        found = os.fstat(fd)
-        if not found.st_size:
+        status = os.fstat(fd)
+        if not status.st_size:
             return None
         with self._lock:
-            pages = self._known.get(found.st_ino)
+            pages = self._known.get(status.st_ino)
             if pages is None:
                 self._forget_deleted()
-                pages = self._known[found.st_ino] = _map(fd, found.st_size)
-            self._used.add(found.st_ino)
+                pages = self._known[status.st_ino] = _map(fd, status.st_size)
+            self._used.add(status.st_ino)
             return memoryview(pages)
 
     def release_deleted(self) -> None:

@@ -19,13 +19,13 @@ def file_system_type(path: Path) -> str:
     import psutil
 
     real = Path(os.path.realpath(path))
-    found, depth = "", -1
+    file_system, depth = "", -1
     for mount in psutil.disk_partitions(all=True):
         point = Path(mount.mountpoint)
         # Of several mounts at one point, the last one hides the others.
         if real.is_relative_to(point) and len(point.parts) >= depth:
-            found, depth = mount.fstype, len(point.parts)
-    return found
+            file_system, depth = mount.fstype, len(point.parts)
+    return file_system
 
 
 def has_lasting_inodes(path: Path) -> bool:

@@ -34,9 +34,9 @@ def check_file_name(path: Path | str, what: str) -> None:
     """
     text = str(path)
     if text in ("", ".", "-"):
-        found = "no name" if text == "" else repr(text)
+        name = "no name" if text == "" else repr(text)
         raise InvalidArgumentError(
-            f"{what}: expected the name of a file, found {found}; for the output of this command "
+            f"{what}: expected the name of a file, found {name}; for the output of this command "
             "give /dev/stdout"
         )
     if os.path.isdir(path):
@@ -76,10 +76,10 @@ def new_content(path: Path, what: str, *, is_synced: bool = False) -> Iterator[B
 def _is_replaceable(path: Path) -> bool:
     """Return whether there is nothing at `path`, or a regular file that is not our own output."""
     try:
-        found = os.stat(path)
+        status = os.stat(path)
     except FileNotFoundError:
         return True
-    return stat.S_ISREG(found.st_mode) and not _is_output(found)
+    return stat.S_ISREG(status.st_mode) and not _is_output(status)
 
 
 def _is_output(found: os.stat_result) -> bool:

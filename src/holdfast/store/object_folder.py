@@ -265,8 +265,8 @@ class ObjectFolder:
             walk = _walk(folder, prefix, after)
             if before:
                 walk = itertools.takewhile(lambda stored: stored.key < before, walk)
-            found = [*itertools.islice(walk, count_max)]
-        yield from found
+            listing = [*itertools.islice(walk, count_max)]
+        yield from listing
 
     def delete(self, *keys: str) -> None:
         """Remove objects, and the folders that become empty; sync each folder once."""
@@ -299,11 +299,11 @@ class ObjectFolder:
                 for name in os.listdir(folder.parent):
                     if name.startswith(f".{folder.name}.") and name.endswith(UNFINISHED):
                         self._drop(folder.parent / name)
-            for found, _, names in os.walk(folder, topdown=False):
+            for place, _, names in os.walk(folder, topdown=False):
                 for name in names:
                     if name.startswith(".") and name.endswith(UNFINISHED):
-                        self._drop(Path(found, name))
-                self._remove_empty(Path(found))
+                        self._drop(Path(place, name))
+                self._remove_empty(Path(place))
 
     def _make_folder(self, folder: Path) -> None:
         if folder in self._synced:
@@ -324,23 +324,23 @@ class ObjectFolder:
         chain = chain[: chain.index(self.root)]
         if self._is_durable and self.root.is_dir():
             _sync_young(self.files, self.root)
-        for one in reversed(chain):
-            if not one.is_dir():
+        for level in reversed(chain):
+            if not level.is_dir():
                 with contextlib.suppress(FileExistsError):
-                    self.files.make_folder(one)
+                    self.files.make_folder(level)
             if self._is_durable:
-                sync_folder(self.files, one.parent)
+                sync_folder(self.files, level.parent)
 
     def _check_no_links(self, folder: Path) -> None:
         """Check that no folder between the root and `folder` is a symbolic link."""
         chain = [folder, *folder.parents]
         # From the root down, so that an error names the folder that cannot be searched.
-        for one in reversed(chain[: chain.index(self.root)]):
-            with translated("search", one.parent):
-                is_link = one not in self._synced and one.is_symlink()
+        for level in reversed(chain[: chain.index(self.root)]):
+            with translated("search", level.parent):
+                is_link = level not in self._synced and level.is_symlink()
             if is_link:
                 raise StorageError(
-                    f"use {one}: expected a folder, found a symbolic link; none is followed "
+                    f"use {level}: expected a folder, found a symbolic link; none is followed "
                     "inside a run, put the folder itself there"
                 )
 
@@ -386,14 +386,14 @@ def make_folder(files: FileSystem, folder: Path, root: Path, *, durable: bool) -
         chain.append(chain[-1].parent)
     if durable:
         _sync_young(files, chain[-1] if chain[-1].is_dir() else chain[-1].parent)
-    for one in reversed(chain):
+    for level in reversed(chain):
         is_made = False
-        if not one.is_dir():
+        if not level.is_dir():
             with contextlib.suppress(FileExistsError):
-                files.make_folder(one)
+                files.make_folder(level)
                 is_made = True
-        if durable and (is_made or one != root):
-            sync_folder(files, one.parent)
+        if durable and (is_made or level != root):
+            sync_folder(files, level.parent)
 
 
 def _sync_young(files: FileSystem, folder: Path) -> None:

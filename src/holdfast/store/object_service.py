@@ -180,9 +180,9 @@ class ServiceBucket:
 
     def read_head(self, key: str) -> Head:
         def head() -> Head:
-            found = self._api.head(self._small, key)
-            modified_ns = int(found["last_modified"].timestamp() * 1_000_000) * 1_000
-            return Head(found["size"], found["e_tag"] or "", modified_ns)
+            meta = self._api.head(self._small, key)
+            modified_ns = int(meta["last_modified"].timestamp() * 1_000_000) * 1_000
+            return Head(meta["size"], meta["e_tag"] or "", modified_ns)
 
         return self._request("read", key, head)
 
@@ -214,14 +214,14 @@ class ServiceBucket:
 
     def get(self, key: str, size_max_bytes: int) -> bytes:
         def read() -> bytes:
-            found = self._api.get(self._small, key)
-            if str(found.attributes.get("Content-Type", "")).startswith("text/html"):
+            answer = self._api.get(self._small, key)
+            if str(answer.attributes.get("Content-Type", "")).startswith("text/html"):
                 raise StorageRefusedError(
                     f"read {key} in {self._url}: {_no_service(_endpoint_of_environment())}"
                 )
-            if found.meta["size"] > size_max_bytes:
+            if answer.meta["size"] > size_max_bytes:
                 return bytes(self._api.get_range(self._small, key, start=0, length=size_max_bytes))
-            return bytes(found.bytes())
+            return bytes(answer.bytes())
 
         return self._request("read", key, read)
 
@@ -235,9 +235,9 @@ class ServiceBucket:
             if page is None:
                 return
             yield [
-                StoredObject(one["path"], one["size"])
-                for one in page
-                if not (is_skipping and one["path"] <= after)
+                StoredObject(entry["path"], entry["size"])
+                for entry in page
+                if not (is_skipping and entry["path"] <= after)
             ]
 
     def delete(self, keys: Sequence[str]) -> None:
@@ -323,8 +323,8 @@ def _unreached(where: str, text: str) -> StorageError | None:
         where: the request and its place.
         text: the client's error.
     """
-    found = re.search(r"(https?://)(?:[^/\s@]*@)?([^/\s?)\"]+)", text)
-    endpoint = f"{found[1]}{found[2]}" if found is not None else "its endpoint"
+    address = re.search(r"(https?://)(?:[^/\s@]*@)?([^/\s?)\"]+)", text)
+    endpoint = f"{address[1]}{address[2]}" if address is not None else "its endpoint"
     if "Connection refused" in text:
         return StorageUnreachableError(
             f"{where}: expected a service at {endpoint}, found that nothing listens there "
@@ -414,8 +414,8 @@ def connect(url: str) -> ServiceBucket:
             "allow_http": os.environ.get(service.allow_http, "").lower() == "true",
         }
         try:
-            made: Any = getattr(stores, service.store)
-            return made(bucket, client_options=options, retry_config=retry, **given)
+            store_type: Any = getattr(stores, service.store)
+            return store_type(bucket, client_options=options, retry_config=retry, **given)
         except (BaseError, ValueError) as error:
             reason = explanation(str(error))
             raise InvalidArgumentError(
@@ -468,9 +468,9 @@ def _check_endpoint(url: str) -> None:
         is_url = False
     if not is_url:
         # What is before the last @ may be a secret.
-        found = repr(value.rpartition("@")[2][:MESSAGE_CHARS_MAX])
+        excerpt = repr(value.rpartition("@")[2][:MESSAGE_CHARS_MAX])
         raise InvalidArgumentError(
-            f"open {url}: expected {name} to be https://HOST or http://HOST:PORT, found {found}; "
+            f"open {url}: expected {name} to be https://HOST or http://HOST:PORT, found {excerpt}; "
             "set or remove it"
         )
     if parts.scheme == "http" and os.environ.get(S3.allow_http, "").lower() != "true":
@@ -498,9 +498,9 @@ def explanation(text: str) -> str:
     """Return the service's code and message in an error's text; else the text's first line."""
     code, message = (re.search(rf"<{tag}>([^<]*)</{tag}>", text) for tag in ("Code", "Message"))
     status = re.search(r"status code: (\d+ [A-Za-z ]*)", text)
-    found = [match[1].strip() for match in (status, code, message) if match is not None]
-    if found:
-        return ", ".join(found)[:MESSAGE_CHARS_MAX]
+    parts = [match[1].strip() for match in (status, code, message) if match is not None]
+    if parts:
+        return ", ".join(parts)[:MESSAGE_CHARS_MAX]
     text = re.sub(r"(https?://)(?:[^/\s@?]*@)?([^\s?)]*)(?:\?[^\s)]*)?", r"\1\2", text)
     causes = re.findall(r'(?:error|message|kind): "?([A-Za-z][^"{}(),]*)', text)
     first = text.strip().partition("\n")[0]

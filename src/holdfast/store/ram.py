@@ -191,9 +191,9 @@ class RamStore(Store):
             self._clock.sleep(LOCK_POLL_SECS)
 
     def _map(self, name: str, size_bytes: int) -> _MappedSlot:
-        known = self._mapped.get(name)
-        if known is not None and known.is_current():
-            return known
+        mapped_slot = self._mapped.get(name)
+        if mapped_slot is not None and mapped_slot.is_current():
+            return mapped_slot
         # Removed slots belong to an earlier layout or an earlier agent.
         self._unmap(lambda slot: not slot.is_current())
         self._mapped[name] = _MappedSlot(self.root / SLOTS / name, size_bytes, self._folder.files)
@@ -228,8 +228,8 @@ class SlotReader:
 
     def view(self) -> memoryview | None:
         # Checked right before the read: reading memory that another process truncated is a SIGBUS.
-        found = os.fstat(self._reader.fd)
-        memory_bytes = min(found.st_size, found.st_blocks * 512)
+        status = os.fstat(self._reader.fd)
+        memory_bytes = min(status.st_size, status.st_blocks * 512)
         if memory_bytes < self.size_bytes:
             raise StorageError(
                 f"read {self._path}: expected {self.size_bytes} bytes of memory, found "
@@ -341,10 +341,10 @@ class _MappedSlot:
         self._fd = files.open(path, os.O_RDWR | os.O_NOFOLLOW)
         with contextlib.ExitStack() as on_error:
             on_error.callback(files.close, self._fd)
-            found = os.fstat(self._fd).st_size
-            if found != size_bytes:
+            file_bytes = os.fstat(self._fd).st_size
+            if file_bytes != size_bytes:
                 # Writing past a file's end through a mapping would kill the process.
-                raise StorageError(f"map {path}: expected {size_bytes} bytes, found {found}")
+                raise StorageError(f"map {path}: expected {size_bytes} bytes, found {file_bytes}")
             self._map = mmap.mmap(self._fd, size_bytes)
             _populate(self._map)
             on_error.pop_all()
@@ -437,11 +437,12 @@ class _MappedSlot:
         Raises:
             StorageError: another process truncated the slot or punched holes in it.
         """
-        found = os.fstat(self._fd)
-        if found.st_size < len(self._map) or found.st_blocks * 512 < len(self._map):
+        status = os.fstat(self._fd)
+        memory_bytes = min(status.st_size, status.st_blocks * 512)
+        if memory_bytes < len(self._map):
             raise StorageError(
                 f"fill {self._path}: expected {len(self._map)} bytes of memory, found "
-                f"{min(found.st_size, found.st_blocks * 512)}; another process changes the RAM tier"
+                f"{memory_bytes}; another process changes the RAM tier"
             )
 
     def pinned(self, pin: Callable[[memoryview], AnyPin | None]) -> AnyPin | None:

@@ -17,18 +17,18 @@ NANOSECONDS = 1_000_000_000
 
 def run_delays() -> dict[str, int]:
     """Return the nanoseconds that each thread has waited so far, by its id."""
-    found: dict[str, int] = {}
+    delays: dict[str, int] = {}
     try:
         threads = os.listdir(TASKS)
     except OSError:
-        return found
+        return delays
     for thread in threads:
         try:
-            found[thread] = int((TASKS / thread / "schedstat").read_text().split()[1])
+            delays[thread] = int((TASKS / thread / "schedstat").read_text().split()[1])
         except (OSError, ValueError, IndexError):
             # It has ended meanwhile, or the kernel does not count.
             continue
-    return found
+    return delays
 
 
 def longest_delay_secs(before: Mapping[str, int], after: Mapping[str, int]) -> float:

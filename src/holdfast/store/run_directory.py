@@ -166,14 +166,14 @@ class RunDirectory:
     def _what_happened(self) -> str:
         is_other = os.path.lexists(self._path)
         if self.is_gone():
-            found = "it was deleted, or moved to another file system"
-            found += "; another one is there" if is_other else ""
+            event = "it was deleted, or moved to another file system"
+            event += "; another one is there" if is_other else ""
             advice = "stop this process"
         else:
-            found = "its path leads to another directory" if is_other else "its path leads nowhere"
-            found += ": it was replaced, or a file system was mounted or unmounted there"
+            event = "its path leads to another directory" if is_other else "its path leads nowhere"
+            event += ": it was replaced, or a file system was mounted or unmounted there"
             advice = "mount it again and restart, or stop this process"
-        return f"use the run's directory {self._path}: {found}; {advice}"
+        return f"use the run's directory {self._path}: {event}; {advice}"
 
 
 def _is_at(path: Path, state: os.stat_result) -> bool:

@@ -96,10 +96,12 @@ class UnfinishedUploads:
         )
         try:
             for page in pages:
-                for one in page.get("Uploads", ()):
+                for upload in page.get("Uploads", ()):
                     # Services differ in whether they apply the prefix.
-                    if one["Key"].startswith(self._prefix):
-                        yield UnfinishedUpload(one["Key"], one["UploadId"], one["Initiated"])
+                    if upload["Key"].startswith(self._prefix):
+                        yield UnfinishedUpload(
+                            upload["Key"], upload["UploadId"], upload["Initiated"]
+                        )
         except self._errors as error:
             raise StorageError(
                 f"list the unfinished uploads of {self._where}: {error}"

@@ -156,11 +156,11 @@ def _part(source: Source, start_bytes: int, stop_bytes: int) -> memoryview:
     """Return bytes [start, stop) of a source in one block, that nothing else refers to."""
     blocks = exact_blocks(source, start_bytes, stop_bytes)
     if source.is_lasting:
-        found = [*blocks]
-        if len(found) == 1:
+        pieces = [*blocks]
+        if len(pieces) == 1:
             # A view of the view: the source may refer to its own.
-            return found[0][:]
-        return memoryview(b"".join(found))
+            return pieces[0][:]
+        return memoryview(b"".join(pieces))
     copied = bytearray()
     for block in blocks:
         copied += block
