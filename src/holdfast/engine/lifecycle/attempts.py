@@ -59,12 +59,12 @@ def attempt_numbers(store: ReadableStore) -> list[int]:
 
 def attempt_sizes_bytes(store: ReadableStore) -> dict[int, list[int]]:
     """Return the sizes of the records of all attempts and of their copies, by ascending number."""
-    found: dict[int, list[int]] = {}
+    sizes_bytes: dict[int, list[int]] = {}
     for stored in store.list(ATTEMPTS):
         number = parse_attempt_name(stored.key.rpartition("/")[2])
         if number is not None and stored.key in attempt_keys(number):
-            found.setdefault(number, []).append(stored.size_bytes)
-    return {number: found[number] for number in sorted(found)}
+            sizes_bytes.setdefault(number, []).append(stored.size_bytes)
+    return {number: sizes_bytes[number] for number in sorted(sizes_bytes)}
 
 
 def newest_number(store: ReadableStore) -> int:
@@ -109,22 +109,22 @@ def read_attempts(
     known = {} if known is None else known
     unread = [number for number in numbers if number not in known]
     data = dict(zip(unread, store.get_many([attempt_keys(n)[0] for n in unread]), strict=True))
-    found: dict[int, AttemptRecord] = {}
+    records: dict[int, AttemptRecord] = {}
     number = max(numbers, default=0)
-    while number > 0 and number not in found:
+    while number > 0 and number not in records:
         try:
             record = known.get(number) or _parsed(number, data.get(number))
             if record is None and damaged is not None:
                 damaged.add(number)
-            found[number] = record or read_attempt(store, number)
+            records[number] = record or read_attempt(store, number)
         except ObjectNotFoundError:
             break
         except CheckpointDamagedError as error:
             raise damaged_attempt_error(store, number, error) from error
-        known[number] = found[number]
-        origin = found[number].origin
+        known[number] = records[number]
+        origin = records[number].origin
         number = origin.attempt.number if origin is not None else 0
-    return found
+    return records
 
 
 def damaged_attempt_error(

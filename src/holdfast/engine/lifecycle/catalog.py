@@ -46,14 +46,14 @@ class Listing:
     @property
     def parts(self) -> dict[int, int]:
         """The part count by rank, for each part record whose image exists."""
-        found = {}
+        counts = {}
         for name in self.sizes_bytes:
             parsed = parse_part_name(name)
             if parsed is not None:
                 rank, count = parsed
                 if f"image-{rank:05d}-of-{count:05d}.safetensors" in self.sizes_bytes:
-                    found[rank] = count
-        return found
+                    counts[rank] = count
+        return counts
 
     @property
     def is_complete(self) -> bool:
@@ -83,10 +83,10 @@ Listings = Mapping[str, Mapping[CheckpointId, Listing]]
 
 def listed_size_bytes(tier: Mapping[CheckpointId, Listing], key: str) -> int | None:
     """Return the size of an object by the listings of its tier; None if it is not listed."""
-    found = parse_object_key(key)
-    if found is None or found[0] not in tier:
+    place = parse_object_key(key)
+    if place is None or place[0] not in tier:
         return None
-    return tier[found[0]].sizes_bytes.get(found[1])
+    return tier[place[0]].sizes_bytes.get(place[1])
 
 
 def list_stores(
@@ -110,24 +110,24 @@ def list_stores(
     with ThreadPoolExecutor(min(peers_at_once, len(peers)) or 1, "holdfast-list") as pool:
         listings = {store.name: pool.submit(list_checkpoints, store) for store in peers}
         try:
-            found = {s.name: list_checkpoints(s) for s in stores if s not in peers}
+            tiers = {s.name: list_checkpoints(s) for s in stores if s not in peers}
             wait(listings.values(), peers_secs)
         finally:
             # Cancels queued requests; running ones end by their own timeouts.
             pool.shutdown(wait=False, cancel_futures=True)
     passed_over = []
     for store in peers:
-        found[store.name] = {}
+        tiers[store.name] = {}
         try:
-            found[store.name] = listings[store.name].result()
+            tiers[store.name] = listings[store.name].result()
         except StorageError as error:
             passed_over.append(str(error))
         except CancelledError:
             passed_over.append(f"list {store.name}: others did not answer for {peers_secs:.0f} s")
         # RAM holds no commits. A stray manifest there must not hide the durable one.
-        for listing in found[store.name].values() if store.is_in_memory else ():
+        for listing in tiers[store.name].values() if store.is_in_memory else ():
             listing.is_committed = False
-    return {store.name: found[store.name] for store in stores}, tuple(passed_over)
+    return {store.name: tiers[store.name] for store in stores}, tuple(passed_over)
 
 
 def has_all_parts(parts: Mapping[int, int]) -> bool:
@@ -167,7 +167,7 @@ def list_checkpoints(store: ReadableStore) -> dict[CheckpointId, Listing]:
 
 def listings_of(objects: Iterable[StoredObject]) -> dict[CheckpointId, Listing]:
     """Return the checkpoints that these objects, listed by key, belong to, in ascending order."""
-    found: dict[CheckpointId, Listing] = {}
+    tier: dict[CheckpointId, Listing] = {}
     last_folder, sizes_bytes = "", None
     for stored in objects:
         folder, _, name = stored.key[len(CHECKPOINTS) + 1 :].partition("/")
@@ -176,11 +176,11 @@ def listings_of(objects: Iterable[StoredObject]) -> dict[CheckpointId, Listing]:
             checkpoint, last_folder = parse_checkpoint_name(folder), folder
             sizes_bytes = None
             if checkpoint is not None:
-                sizes_bytes = found.setdefault(checkpoint, Listing()).sizes_bytes
+                sizes_bytes = tier.setdefault(checkpoint, Listing()).sizes_bytes
         if sizes_bytes is not None and name and "/" not in name:
             sizes_bytes[name] = stored.size_bytes
         elif folder == _MANIFESTS_FOLDER:
             committed = parse_manifest_key(stored.key)
             if committed is not None:
-                found.setdefault(committed, Listing()).is_committed = True
-    return {c: found[c] for c in sorted(found) if found[c].sizes_bytes or found[c].is_committed}
+                tier.setdefault(committed, Listing()).is_committed = True
+    return {c: tier[c] for c in sorted(tier) if tier[c].sizes_bytes or tier[c].is_committed}

@@ -157,12 +157,12 @@ def _check_stored(
     """Check that all `images` exist with their sizes; each of their folders is listed once."""
     expected = dict(images)
     folders = {key.rpartition("/")[0] for key in expected}
-    found = {s.key: s.size_bytes for folder in folders for s in durable.list(folder)}
+    sizes = {s.key: s.size_bytes for folder in folders for s in durable.list(folder)}
     for key, size_bytes in expected.items():
-        if found.get(key) != size_bytes:
+        if sizes.get(key) != size_bytes:
             raise CheckpointDamagedError(
                 f"commit {checkpoint}: it reuses {key}, expected {size_bytes} bytes, found "
-                f"{found.get(key, 'no such image')}; the checkpoint that wrote it was removed "
+                f"{sizes.get(key, 'no such image')}; the checkpoint that wrote it was removed "
                 "meanwhile, save again"
             )
 

@@ -81,12 +81,12 @@ def judge(
 
 def find(store: DurableStore, record: RunRecord, clock: Clock) -> Finding:
     """Return the relation of the store's directory to the run in its `record`. Read-only."""
-    found = store.home.recorded_place()
-    if found is None or record.place is None:
+    place = store.home.recorded_place()
+    if place is None or record.place is None:
         return Finding.SAME
     return judge(
         record.place,
-        found,
+        place,
         inodes_last=store.home.has_lasting_inodes(),
         other_inode=_other_inode(store.home, record, record.place, clock),
     )

@@ -72,17 +72,17 @@ class NewestListing:
     @property
     def committed_ids(self) -> frozenset[CheckpointId]:
         """The checkpoints with a manifest."""
-        return frozenset(c for c, found in self.checkpoints.items() if found.is_committed)
+        return frozenset(c for c, listing in self.checkpoints.items() if listing.is_committed)
 
     @property
     def uncommitted(self) -> dict[CheckpointId, Listing]:
         """The checkpoints without a manifest, or what is left of them."""
-        return {c: found for c, found in self.checkpoints.items() if not found.is_committed}
+        return {c: listing for c, listing in self.checkpoints.items() if not listing.is_committed}
 
     @property
     def with_objects(self) -> dict[CheckpointId, Listing]:
         """The checkpoints whose objects are known."""
-        return {c: found for c, found in self.checkpoints.items() if c.step >= self.since_step}
+        return {c: listing for c, listing in self.checkpoints.items() if c.step >= self.since_step}
 
 
 def list_newest(
@@ -147,15 +147,15 @@ def _committed(
 
     Those of `since_step` and later ones are all there.
     """
-    found: list[CheckpointId] = []
+    committed: list[CheckpointId] = []
     after = ""
     while True:
         page = durable.list_some(MANIFESTS, after=after, count_max=PAGE_COUNT)
         named = (parse_manifest_key(stored.key) for stored in page)
-        found += [checkpoint for checkpoint in named if checkpoint is not None]
-        newest = next(reversed(on_timeline(found, attempts)), None)
+        committed += [checkpoint for checkpoint in named if checkpoint is not None]
+        newest = next(reversed(on_timeline(committed, attempts)), None)
         # A step that is there twice may continue on the next page.
         needed = min(since_step, newest.step if newest is not None else 0)
-        if len(page) < PAGE_COUNT or (found and found[-1].step < needed):
-            return found, newest
+        if len(page) < PAGE_COUNT or (committed and committed[-1].step < needed):
+            return committed, newest
         after = page[-1].key

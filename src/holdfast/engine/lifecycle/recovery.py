@@ -67,19 +67,19 @@ def recover(
         StorageError: recovery is incomplete; the call may be repeated.
     """
     images = images or ReusedImages()
-    found = listing or list_newest(durable)
-    mended = tuple(mend_attempts(durable, sorted(found.doubtful), {}))
-    limits = last_steps(found.attempts)
+    newest = listing or list_newest(durable)
+    mended = tuple(mend_attempts(durable, sorted(newest.doubtful), {}))
+    limits = last_steps(newest.attempts)
     committed, remains = [], []
     # Images are reused by later checkpoints of their attempt alone, and those are listed.
-    listed = found.with_objects
-    for checkpoint, one in listed.items():
-        newest_number = attempt.number if attempt is not None else found.newest_number
+    listed = newest.with_objects
+    for checkpoint, entry in listed.items():
+        newest_number = attempt.number if attempt is not None else newest.newest_number
         is_present = checkpoint.attempt == attempt or checkpoint.attempt.number > newest_number
-        if one.is_committed or checkpoint in in_care or is_present:
+        if entry.is_committed or checkpoint in in_care or is_present:
             continue
         counts = checkpoint.step <= limits.get(checkpoint.attempt, -1)
-        if counts and _finish(durable, checkpoint, one, images):
+        if counts and _finish(durable, checkpoint, entry, images):
             durable.discard_unfinished(checkpoint_folder(checkpoint))
             committed.append(checkpoint)
         else:

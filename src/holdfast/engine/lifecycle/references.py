@@ -58,12 +58,12 @@ class ReusedImages:
     def list_checkpoints(self, durable: Store) -> dict[CheckpointId, Listing]:
         """Return a listing, and forget checkpoints that another process removed."""
         before = list(self.known)
-        found = list_checkpoints(durable)
+        listings = list_checkpoints(durable)
         for checkpoint in before:
             # One that is being committed has part records already.
-            if checkpoint not in found or not found[checkpoint].has_records:
+            if checkpoint not in listings or not listings[checkpoint].has_records:
                 self.known.pop(checkpoint, None)
-        return found
+        return listings
 
     @contextlib.contextmanager
     def committing(self, checkpoint: CheckpointId, keys: Iterable[str]) -> Iterator[None]:
@@ -173,10 +173,10 @@ def _is_remains(
     key: str, rest: Mapping[CheckpointId, Listing], in_care: Collection[CheckpointId]
 ) -> bool:
     """Return whether the checkpoint that wrote an image has nothing but images any more."""
-    found = parse_object_key(key)
-    if found is None or found[0] in in_care:
+    place = parse_object_key(key)
+    if place is None or place[0] in in_care:
         return False
-    listing = rest.get(found[0])
+    listing = rest.get(place[0])
     return listing is not None and not listing.has_records
 
 
@@ -187,7 +187,7 @@ def _needed_by(
     known: Known,
 ) -> set[str]:
     """Return those of `keys`, image keys, that a checkpoint of `rest` needs."""
-    origins = {key: found[0] for key in keys if (found := parse_object_key(key)) is not None}
+    origins = {key: place[0] for key in keys if (place := parse_object_key(key)) is not None}
     oldest: dict[AttemptId, int] = {}
     for origin in origins.values():
         oldest[origin.attempt] = min(origin.step, oldest.get(origin.attempt, origin.step))

@@ -47,11 +47,11 @@ def read_run(store: ReadableStore, where: str) -> RunRecord:
         raise
     except (CheckpointDamagedError, StorageError) as error:
         problem = f"its {RUN_FILE} is not a run's record: {error}"
-    found = _as_attempts_say(store)
-    if found is None:
+    record = _as_attempts_say(store)
+    if record is None:
         raise NotARunError(f"open {where}: {problem}")
     log.warning("%s: %s; its id is taken from the run's attempts", where, problem)
-    return found
+    return record
 
 
 def read_run_record(store: ReadableStore, where: str) -> RunRecord:
@@ -71,9 +71,9 @@ def mend_run(store: Store, place: RunPlace | None = None) -> Iterator[str]:
     try:
         read_run_record(store, "")
     except (CheckpointDamagedError, StorageError):
-        found = _as_attempts_say(store)
-        if found is not None:
-            data = seal(msgspec.structs.replace(found, place=place))
+        record = _as_attempts_say(store)
+        if record is not None:
+            data = seal(msgspec.structs.replace(record, place=place))
             store.put(RUN_FILE, data)
             yield RUN_FILE
 
@@ -128,14 +128,14 @@ def check_run(
         StorageError: it has another one.
     """
     try:
-        found = read_run(store, where).run_id
+        present_id = read_run(store, where).run_id
     except NotARunError as error:
         raise ObjectNotFoundError(
             f"write to {where}: expected run {run_id}, found none ({error}); nothing is written"
         ) from error
-    if found != run_id:
+    if present_id != run_id:
         raise StorageError(
-            f"write to {where}: expected run {run_id}, found run {found}; nothing is written "
+            f"write to {where}: expected run {run_id}, found run {present_id}; nothing is written "
             f"there; {advice}"
         )
 
@@ -149,14 +149,14 @@ def deletion_text(store: ReadableStore, where: str, run_id: str) -> str | None:
         StorageError: the store cannot be read.
     """
     try:
-        found = read_run_record(store, where).run_id
+        present_id = read_run_record(store, where).run_id
     except ObjectNotFoundError:
-        found = run_id if attempt_numbers(store) else ""
+        present_id = run_id if attempt_numbers(store) else ""
     except (CheckpointDamagedError, NewerFormatError):
-        found = run_id
-    if found == run_id:
+        present_id = run_id
+    if present_id == run_id:
         return None
-    replaced = f" and replaced by run {found}" if found else ""
+    replaced = f" and replaced by run {present_id}" if present_id else ""
     return (
         f"use the run {where}: it was deleted{replaced}; stop this process; what was not restored "
         "from it is lost"

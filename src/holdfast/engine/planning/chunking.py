@@ -74,11 +74,11 @@ class _Shares:
         of_holders: dict[Holders, list[int]] = {}
         # Placements share the object of their holders if they can; identity avoids a comparison.
         self._by_id: dict[int, Holders] = {}
-        known: dict[Holders, Holders] = {}
+        distinct_holders: dict[Holders, Holders] = {}
         for placement in placements:
             holders = self._by_id.get(id(placement.holders))
             if holders is None:
-                holders = known.setdefault(placement.holders, placement.holders)
+                holders = distinct_holders.setdefault(placement.holders, placement.holders)
                 self._by_id[id(placement.holders)] = holders
             # Chunks at an array's edge count as full chunks.
             of_holders.setdefault(holders, []).append(_size_bytes(placement))
@@ -94,11 +94,11 @@ class _Shares:
     def least(self, placement: Placement) -> int:
         """Return the smallest share among the ranks that hold replicated chunks."""
         holders = self._by_id[id(placement.holders)]
-        known = self._least.get(id(holders))
-        if known is None:
-            known = min(self._bytes[rank] for ranks in holders if len(ranks) > 1 for rank in ranks)
-            self._least[id(holders)] = known
-        return known
+        share = self._least.get(id(holders))
+        if share is None:
+            share = min(self._bytes[rank] for ranks in holders if len(ranks) > 1 for rank in ranks)
+            self._least[id(holders)] = share
+        return share
 
 
 class _Cutter:

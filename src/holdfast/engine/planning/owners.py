@@ -47,14 +47,14 @@ def assign_owners(placements: Sequence[Placement]) -> list[Owners]:
 def shared(owners: Sequence[Owners]) -> list[Owners | int]:
     """Return `owners` as in specs: each list once, and the index of its first array after that."""
     first: dict[Owners | int, int] = {}
-    found: list[Owners | int] = []
+    entries: list[Owners | int] = []
     for index, of_array in enumerate(owners):
         # Equal long lists are the same object; comparing their contents would take longer.
         at = first.setdefault(
             of_array if len(of_array) <= SHORT_ASSIGNMENT else id(of_array), index
         )
-        found.append(of_array if at == index or len(of_array) == 1 else at)
-    return found
+        entries.append(of_array if at == index or len(of_array) == 1 else at)
+    return entries
 
 
 def _chunk_sizes_bytes(placement: Placement) -> np.ndarray:
@@ -72,13 +72,13 @@ class _Groups:
 
     def for_holders(self, holders: tuple[tuple[int, ...], ...]) -> _Group:
         """Return the group of arrays that have those holders."""
-        known = self._by_id.get(id(holders))
-        if known is None:
-            known = self._by_holders.get(holders)
-            if known is None:
-                known = self._by_holders[holders] = _Group(holders)
-            self._by_id[id(holders)] = known
-        return known
+        group = self._by_id.get(id(holders))
+        if group is None:
+            group = self._by_holders.get(holders)
+            if group is None:
+                group = self._by_holders[holders] = _Group(holders)
+            self._by_id[id(holders)] = group
+        return group
 
 
 class _Group:
@@ -105,9 +105,9 @@ class _Group:
         taken = loads.copy()
         for chunks, holders in self._rounds:
             # No rank is in a round twice, so all chunks of the round are assigned at once.
-            found = holders[np.arange(len(chunks)), np.argmin(taken[holders], axis=1)]
-            owner_of[chunks] = found
-            taken[found] += sizes[chunks]
+            writers = holders[np.arange(len(chunks)), np.argmin(taken[holders], axis=1)]
+            owner_of[chunks] = writers
+            taken[writers] += sizes[chunks]
         assignment, owners = self._assignment(self._in_runs(owner_of, sizes), sizes, loads)
         np.add.at(loads, assignment, sizes)
         return owners
@@ -119,23 +119,25 @@ class _Group:
         index = np.arange(len(owner_of))
         into = np.lexsort((index, sizes, self._row_of))
         out_of = np.lexsort((owner_of, sizes, self._row_of))
-        found = np.empty_like(owner_of)
-        found[into] = owner_of[out_of]
-        return found
+        owners = np.empty_like(owner_of)
+        owners[into] = owner_of[out_of]
+        return owners
 
     def _assignment(
         self, owner_of: np.ndarray, sizes: np.ndarray, loads: np.ndarray
     ) -> tuple[np.ndarray, Owners]:
-        known = self._assignments.get(owner_of.tobytes())
-        if known is not None:
-            return known
+        assignment = self._assignments.get(owner_of.tobytes())
+        if assignment is not None:
+            return assignment
         owners = tuple((int(rank), len(list(run))) for rank, run in groupby(owner_of.tolist()))
         if len(owners) <= SHORT_ASSIGNMENT:
             return owner_of, owners
         if len(self._assignments) >= ASSIGNMENTS_MAX:
-            return min(self._assignments.values(), key=lambda one: _highest(one[0], sizes, loads))
-        made = self._assignments[owner_of.tobytes()] = owner_of, owners
-        return made
+            return min(
+                self._assignments.values(), key=lambda entry: _highest(entry[0], sizes, loads)
+            )
+        assignment = self._assignments[owner_of.tobytes()] = owner_of, owners
+        return assignment
 
 
 def _highest(owner_of: np.ndarray, sizes: np.ndarray, loads: np.ndarray) -> int:
@@ -184,14 +186,14 @@ class _Rows:
                 rounds[number].append((chunk, row))
         filled: dict[tuple[int, ...], np.ndarray] = {}
         return [
-            (np.array([chunk for chunk, _ in found]), self._filled([r for _, r in found], filled))
-            for found in rounds
+            (np.array([chunk for chunk, _ in pairs]), self._filled([r for _, r in pairs], filled))
+            for pairs in rounds
         ]
 
     def _filled(self, rows: list[int], known: dict[tuple[int, ...], np.ndarray]) -> np.ndarray:
         key = tuple(rows)
         if key not in known:
             width = max(len(self.distinct[row]) for row in rows)
-            found = (self.distinct[row] for row in rows)
-            known[key] = np.array([r + r[-1:] * (width - len(r)) for r in found], np.int64)
+            rank_rows = (self.distinct[row] for row in rows)
+            known[key] = np.array([r + r[-1:] * (width - len(r)) for r in rank_rows], np.int64)
         return known[key]

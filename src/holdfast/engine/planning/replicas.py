@@ -57,7 +57,7 @@ def replicas_of(
     holding = _holders_of_parts(placements, owners)
     sizes = _part_sizes_bytes(placements, owners)
     kept_bytes = [0] * len(domains)
-    found = []
+    replicas = []
     for rank in sorted(holding, key=lambda rank: (-sizes.get(rank, 0), rank)):
         taken = {domains[rank]}
         for _ in range(copies - 1):
@@ -67,8 +67,8 @@ def replicas_of(
                 break
             taken.add(domains[keeper])
             kept_bytes[keeper] += sizes.get(rank, 0)
-            found.append(Replica(rank, keeper))
-    return tuple(sorted(found, key=lambda copy: (copy.rank, copy.keeper)))
+            replicas.append(Replica(rank, keeper))
+    return tuple(sorted(replicas, key=lambda copy: (copy.rank, copy.keeper)))
 
 
 def _candidates(
@@ -76,26 +76,26 @@ def _candidates(
 ) -> list[int]:
     """Return the first holders after `rank`, in a ring, that are in none of the domains `taken`."""
     start = bisect_right(holders, rank)
-    found: list[int] = []
+    candidates: list[int] = []
     for holder in (*holders[start:], *holders[:start]):
         if domains[holder] not in taken:
-            found.append(holder)
-            if len(found) == LOOKED_AT_MAX:
+            candidates.append(holder)
+            if len(candidates) == LOOKED_AT_MAX:
                 break
-    return found
+    return candidates
 
 
 def _holders_of_parts(
     placements: Sequence[Placement], owners: Sequence[Owners]
 ) -> dict[int, frozenset[int]]:
     """Return, for each rank, the ranks that hold all replicated chunks of its part."""
-    found: dict[int, frozenset[int]] = {}
+    holders: dict[int, frozenset[int]] = {}
     rows: dict[int, frozenset[int]] = {}
     seen: set[tuple[int, int]] = set()
-    known: dict[tuple[tuple[int, ...], ...], int] = {}
+    numbers: dict[tuple[tuple[int, ...], ...], int] = {}
     for placement, of_array in zip(placements, owners, strict=True):
         # Arrays with equal holders and owners constrain the result in the same way.
-        arrangement = known.setdefault(placement.holders, len(known)), id(of_array)
+        arrangement = numbers.setdefault(placement.holders, len(numbers)), id(of_array)
         if arrangement in seen:
             continue
         seen.add(arrangement)
@@ -105,12 +105,12 @@ def _holders_of_parts(
                 continue
             if id(row) not in rows:
                 rows[id(row)] = frozenset(row)
-            before, now = found.get(rank), rows[id(row)]
+            before, now = holders.get(rank), rows[id(row)]
             if before is None:
-                found[rank] = now
+                holders[rank] = now
             elif before is not now:
-                found[rank] = before & now
-    return found
+                holders[rank] = before & now
+    return holders
 
 
 def _owned(owners: Owners) -> Iterator[tuple[int, int]]:

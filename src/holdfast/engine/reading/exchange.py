@@ -87,18 +87,18 @@ def role_of(span_number: int, ranks: Sequence[int], rank: int, hosts: Sequence[s
     reader = ranks[span_number % len(ranks)]
     relays: dict[str, int] = {hosts[reader]: reader}
     own: list[int] = []
-    for host in {hosts[one]: None for one in ranks}:
-        on_host = [one for one in ranks if hosts[one] == host]
+    for host in {hosts[member]: None for member in ranks}:
+        on_host = [member for member in ranks if hosts[member] == host]
         relays.setdefault(host, on_host[span_number % len(on_host)])
         if host == hosts[rank]:
             own = on_host
     relay = relays[hosts[rank]]
     if rank != relay:
         return Role(relay, ())
-    takers = [one for one in own if one != rank]
+    takers = [member for member in own if member != rank]
     if rank != reader:
         return Role(reader, tuple(takers))
-    takers += [one for host, one in relays.items() if host != hosts[rank]]
+    takers += [member for host, member in relays.items() if host != hosts[rank]]
     return Role(None, tuple(takers))
 
 
@@ -149,8 +149,8 @@ class Exchange:
 
     def ranges_of(self, part: int) -> list[tuple[int, SharedRange]]:
         """Return the shared ranges of a part that this rank wants, each with its number."""
-        found = enumerate(self._shared.get(part, ()))
-        return [(number, one) for number, one in found if self._place.rank in one.ranks]
+        ranges = enumerate(self._shared.get(part, ()))
+        return [(number, piece) for number, piece in ranges if self._place.rank in piece.ranks]
 
     def role(self, span_number: int, ranks: Sequence[int]) -> Role:
         """Return what this rank does with a span that `ranks` want."""
@@ -172,7 +172,7 @@ class Exchange:
         self, span: Span, data: memoryview | None, takers: Sequence[int], *, is_relayed: bool
     ) -> None:
         """Give the bytes of a span to ranks; None: they have to read it themselves."""
-        given = self._relayed if is_relayed else self._read
+        spans = self._relayed if is_relayed else self._read
         if data is not None and not self._has_room(span.size_bytes):
             self.note_problem(
                 f"exchange in {self._folder}: no room in RAM; other ranks read on their own"
@@ -196,7 +196,7 @@ class Exchange:
         finally:
             with contextlib.suppress(OSError):
                 path.unlink()
-            given.track(fd, span.size_bytes)
+            spans.track(fd, span.size_bytes)
 
     def _link(self, path: Path, taker: int, name: str) -> None:
         """Give a file one more name, in the folder of a taker."""
@@ -237,10 +237,10 @@ class Exchange:
                 return False
             # Noted before the look, so that what was given just before the end is found.
             reason = self._end_of(source, began_secs, is_own_host=is_own_host)
-            found = take(span, source, target)
-            if found is not None:
+            is_given = take(span, source, target)
+            if is_given is not None:
                 self._progress[source] = self._clock.monotonic()
-                return found
+                return is_given
             if reason is not None:
                 self._give_up(source, reason)
                 return False
@@ -351,8 +351,8 @@ class Exchange:
     def end(self) -> None:
         """Take and give nothing any more; what was given stays. Idempotent."""
         self.has_begun = False
-        for given in (self._read, self._relayed):
-            given.close()
+        for spans in (self._read, self._relayed):
+            spans.close()
         shutil.rmtree(self._to(self._place.rank), ignore_errors=True)
         if self._lock_fd is not None:
             # A process that was forked meanwhile has the descriptor too.

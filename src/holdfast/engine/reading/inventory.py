@@ -107,8 +107,8 @@ def take_inventory(run: ReadableRun, limit: int | None) -> Inventory:
     complete = set(readable(listings))
     timeline: set[CheckpointId] | None = None
     try:
-        known = [run.durable, *([remote] if remote is not None else [])]
-        attempts = read_attempts(newest_tier(known))
+        tiers = [run.durable, *([remote] if remote is not None else [])]
+        attempts = read_attempts(newest_tier(tiers))
         if attempts or not complete:
             timeline = set(on_timeline(complete, attempts))
         else:
@@ -246,11 +246,11 @@ def _misfit(
             origin = CheckpointId(step, checkpoint.attempt)
             images[image_key(origin, rank, count)] = size_bytes
         for key, expected in images.items():
-            found = listed_size_bytes(tier, key)
-            if found is None:
+            listed_bytes = listed_size_bytes(tier, key)
+            if listed_bytes is None:
                 return f"{key} is missing"
-            if found != expected:
-                return f"{key} has {found} bytes, expected {expected} by the manifest"
+            if listed_bytes != expected:
+                return f"{key} has {listed_bytes} bytes, expected {expected} by the manifest"
     return None
 
 

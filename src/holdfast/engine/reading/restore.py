@@ -118,8 +118,8 @@ class Filling:
                 dtype = sources.spec.arrays[chunk.array_index].dtype
                 remote[rank].append(_wanted_chunk(chunk, dtype, of_chunk))
         self._remote = {
-            rank: _RemotePart(PartBlocks(rank, sources.parts[rank][0].layout), wanted)
-            for rank, wanted in remote.items()
+            rank: _RemotePart(PartBlocks(rank, sources.parts[rank][0].layout), chunks)
+            for rank, chunks in remote.items()
         }
 
     @property
@@ -136,7 +136,7 @@ class Filling:
         tally = RestoreTally(passed_over=list(self._sources.passed_over))
         tally.wanted_bytes = sum(chunk.size_bytes for _, chunk, _ in self._wanted)
         on_begun(tally)
-        near = [one for one in self._wanted if one[0] not in self._remote]
+        near = [entry for entry in self._wanted if entry[0] not in self._remote]
         thread_count = REMOTE_THREAD_COUNT if self._remote else THREAD_COUNT
         # The exit order ends the threads before it closes the images, also after an error.
         with ExitStack() as images, ThreadPoolExecutor(thread_count, "holdfast-restore") as pool:
@@ -175,9 +175,9 @@ def _batches(
     """Yield small chunks together: passing each of them to a thread costs more than reading it."""
     batch: list[tuple[int, Chunk, list[RestoreTarget]]] = []
     size_bytes = 0
-    for one in wanted:
-        batch.append(one)
-        size_bytes += one[1].size_bytes
+    for entry in wanted:
+        batch.append(entry)
+        size_bytes += entry[1].size_bytes
         if size_bytes >= BATCH_SIZE_BYTES or len(batch) == BATCH_COUNT_MAX:
             yield batch
             batch, size_bytes = [], 0
@@ -476,11 +476,11 @@ class _RemotePart:
 
     def __init__(self, blocks: PartBlocks, wanted: Sequence[_WantedChunk]) -> None:
         self.blocks = blocks
-        self.chunks = {one.chunk.ordinal: one for one in wanted}
+        self.chunks = {want.chunk.ordinal: want for want in wanted}
         self._wanted = {
-            blocks.index(one.chunk.ordinal, number)
-            for one in wanted
-            for number in _blocks_wanted(one)
+            blocks.index(want.chunk.ordinal, number)
+            for want in wanted
+            for number in _blocks_wanted(want)
         }
         self.ranges: list[BlockRange] = blocks.ranges(self._wanted)
 
@@ -502,20 +502,20 @@ class _RemotePart:
     def memory(self, span: Span) -> tuple[memoryview, bool]:
         """Return memory for a span, and whether it is a target's own."""
         first, last = (self.blocks.blocks[index] for index in (span.first, span.stop - 1))
-        one = self.chunks.get(first.ordinal)
-        if first.ordinal == last.ordinal and one is not None and one.whole is not None:
+        want = self.chunks.get(first.ordinal)
+        if first.ordinal == last.ordinal and want is not None and want.whole is not None:
             start = first.number * BLOCK_SIZE_BYTES
-            return one.whole[start : start + span.size_bytes], True
+            return want.whole[start : start + span.size_bytes], True
         return np.empty(span.size_bytes, np.uint8).data, False
 
 
-def _blocks_wanted(one: _WantedChunk) -> Iterator[int]:
-    ranges = block_ranges(one.chunk.size_bytes)
+def _blocks_wanted(want: _WantedChunk) -> Iterator[int]:
+    ranges = block_ranges(want.chunk.size_bytes)
     for number, (start, stop) in enumerate(ranges):
         if (
             len(ranges) == 1
-            or one.whole is not None
-            or is_wanted(one.chunk, start, stop, one.dtype, one.others)
+            or want.whole is not None
+            or is_wanted(want.chunk, start, stop, want.dtype, want.others)
         ):
             yield number
 
@@ -592,18 +592,20 @@ class _SpanFilling:
 
     def _alone(self) -> Iterator[_SpanJob]:
         for rank, part in self._parts.items():
-            shared = [one for _, one in self._exchange.ranges_of(rank)] if self._exchange else ()
-            for found in without(part.ranges, shared):
-                for span in part.blocks.spans(found):
+            shared = (
+                [piece for _, piece in self._exchange.ranges_of(rank)] if self._exchange else ()
+            )
+            for block_range in without(part.ranges, shared):
+                for span in part.blocks.spans(block_range):
                     yield _SpanJob(span, Role(None, ()))
 
     def _shared(self) -> Iterator[_SpanJob]:
         if self._exchange is None:
             return
         for rank, part in self._parts.items():
-            for number, one in self._exchange.ranges_of(rank):
-                for turn, span in enumerate(part.blocks.spans((one.first, one.stop)), number):
-                    yield _SpanJob(span, self._exchange.role(turn, one.ranks))
+            for number, piece in self._exchange.ranges_of(rank):
+                for turn, span in enumerate(part.blocks.spans((piece.first, piece.stop)), number):
+                    yield _SpanJob(span, self._exchange.role(turn, piece.ranks))
 
     def _stream(self, queue: _SpanQueue) -> None:
         while True:
@@ -630,7 +632,7 @@ class _SpanFilling:
         span, (source, takers) = job
         part, reader = self._parts[span.part], self._readers[span.part]
         memory, is_in_place = part.memory(span)
-        given: memoryview | None = None
+        data: memoryview | None = None
         try:
             is_shared = (
                 self._exchange is not None
@@ -638,20 +640,20 @@ class _SpanFilling:
                 and self._exchange.take_span(span, source, memory)
             )
             is_read = is_shared or reader.read_range(span, memory)
-            for one, number, start, place in part.wanted(span):
+            for want, number, start, place in part.wanted(span):
                 block = memory[place]
                 if not is_read or not reader.is_right(
-                    one.chunk, number, block, is_shared=is_shared
+                    want.chunk, number, block, is_shared=is_shared
                 ):
-                    reader.read_block(one.chunk, number, start, block)
+                    reader.read_block(want.chunk, number, start, block)
             if is_read and has_room:
-                given = memory
+                data = memory
         finally:
             if self._exchange is not None and takers:
-                self._exchange.give(span, given, takers, is_relayed=is_relayed)
-        for one, _, start, place in part.wanted(span):
+                self._exchange.give(span, data, takers, is_relayed=is_relayed)
+        for want, _, start, place in part.wanted(span):
             block = memory[place]
-            if one.whole is not None and not is_in_place:
-                one.whole[start : start + len(block)] = block
-            if one.others:
-                copy_pieces(one.chunk, start, block, one.dtype, one.others)
+            if want.whole is not None and not is_in_place:
+                want.whole[start : start + len(block)] = block
+            if want.others:
+                copy_pieces(want.chunk, start, block, want.dtype, want.others)

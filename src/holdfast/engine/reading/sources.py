@@ -137,11 +137,11 @@ def find_sources(
         raise CheckpointDamagedError(
             f"read {checkpoint}: rank 0's part record has no checkpoint spec"
         )
-    found = [part for copies in parts for _, part in copies]
-    for part in found:
+    part_records = [part for copies in parts for _, part in copies]
+    for part in part_records:
         _check_values(part, spec)
     layouts = PartLayouts(spec.arrays)
-    layouts.check_all(found)
+    layouts.check_all(part_records)
     return CheckpointSources(
         id=checkpoint,
         spec=spec,
@@ -204,9 +204,9 @@ def _check_length(copies: Sequence[tuple[ReadableStore, PartRecord]], listings: 
     for store, part in copies:
         sizes = _sizes_bytes(part, store, listings)
         short = [
-            f"{store.name}: {key}: bytes [{found}, {size}) are missing; the file is cut off"
-            for key, found, size in sizes
-            if found < size
+            f"{store.name}: {key}: bytes [{length}, {size}) are missing; the file is cut off"
+            for key, length, size in sizes
+            if length < size
         ]
         if not short:
             return
@@ -219,10 +219,10 @@ def _check_values(part: PartRecord, spec: CheckpointSpec) -> None:
     where = f"read part {part.rank} of {part.id}"
     if part.rank == 0 and part.checkpoint != spec:
         raise CheckpointDamagedError(f"{where}: its checkpoint differs from the manifest's")
-    found, expected = {value.path for value in part.values}, set(spec.process_values)
-    if found != expected or len(part.values) != len(expected):
+    paths, expected = {value.path for value in part.values}, set(spec.process_values)
+    if paths != expected or len(part.values) != len(expected):
         raise CheckpointDamagedError(
-            f"{where}: it has values at {sorted(map(path_name, found))[:10]}, expected one at each "
+            f"{where}: it has values at {sorted(map(path_name, paths))[:10]}, expected one at each "
             f"of {sorted(map(path_name, expected))[:10]}"
         )
 
@@ -271,12 +271,12 @@ def _records(
     checkpoint: CheckpointId, part_count: int, listed: Sequence[tuple[ReadableStore, Listing]]
 ) -> dict[str, dict[int, bytes | HoldfastError]]:
     """Read all listed part records; return them by store name and rank."""
-    found = {}
+    records = {}
     for store, listing in listed:
         ranks = [r for r in range(part_count) if _is_listed(checkpoint, r, part_count, listing)]
         keys = [part_key(checkpoint, rank, part_count) for rank in ranks]
-        found[store.name] = dict(zip(ranks, store.get_many(keys), strict=True))
-    return found
+        records[store.name] = dict(zip(ranks, store.get_many(keys), strict=True))
+    return records
 
 
 def _parse_part(
@@ -290,14 +290,14 @@ def _parse_part(
         raise data
     key = part_key(checkpoint, rank, part_count)
     if manifest is not None:
-        expected, found = manifest.parts[rank].record_digest, record_digest(data)
-        if expected != found:
+        expected, digest = manifest.parts[rank].record_digest, record_digest(data)
+        if expected != digest:
             raise CheckpointDamagedError(
-                f"read {key}: bytes [0, {len(data)}) have digest {found}, expected {expected}; "
+                f"read {key}: bytes [0, {len(data)}) have digest {digest}, expected {expected}; "
                 "this is not the committed record"
             )
-    known = manifest.checkpoint if manifest is not None else None
-    part = parse_part(data, key, checkpoint, rank, part_count, known)
+    spec = manifest.checkpoint if manifest is not None else None
+    part = parse_part(data, key, checkpoint, rank, part_count, spec)
     if manifest is not None:
         reference, own = manifest.parts[rank], part.image_size_bytes
         origins = origins_of(part)
@@ -316,7 +316,7 @@ def readable(listings: Listings) -> list[CheckpointId]:
     Parts that the next commit removes do not count (`catalog.left_over`).
     """
     kept = [(tier, tier.keys() - left_over(tier)) for tier in listings.values()]
-    found = []
+    checkpoints = []
     for checkpoint in sorted({checkpoint for _, ids in kept for checkpoint in ids}):
         seen = [tier[checkpoint] for tier, ids in kept if checkpoint in ids]
         together: dict[int, int] = {}
@@ -324,8 +324,8 @@ def readable(listings: Listings) -> list[CheckpointId]:
             together |= listing.parts
         # A committed checkpoint without some part is damaged: include it, so that this is reported.
         if has_all_parts(together) or any(listing.is_committed for listing in seen):
-            found.append(checkpoint)
-    return found
+            checkpoints.append(checkpoint)
+    return checkpoints
 
 
 def is_sound(checkpoint: CheckpointId, stores: Sequence[ReadableStore], listings: Listings) -> bool:
@@ -336,7 +336,7 @@ def is_sound(checkpoint: CheckpointId, stores: Sequence[ReadableStore], listings
         return False
     return all(
         any(
-            all(found == size for _, found, size in _sizes_bytes(copy.part, copy.store, listings))
+            all(length == size for _, length, size in _sizes_bytes(copy.part, copy.store, listings))
             for copy in copies
         )
         for copies in sources.parts

@@ -85,17 +85,17 @@ class PartBlocks:
 
     def ranges(self, wanted: Iterable[int]) -> list[BlockRange]:
         """Return the ranges to read for the blocks at these positions, in any order."""
-        found: list[BlockRange] = []
+        ranges: list[BlockRange] = []
         for index in sorted(wanted):
-            if found:
-                first, stop = found[-1]
+            if ranges:
+                first, stop = ranges[-1]
                 last, block = self.blocks[stop - 1], self.blocks[index]
                 gap_bytes = block.start_bytes - last.stop_bytes
                 if block.image == last.image and gap_bytes <= GAP_MAX_BYTES:
-                    found[-1] = (first, index + 1)
+                    ranges[-1] = (first, index + 1)
                     continue
-            found.append((index, index + 1))
-        return found
+            ranges.append((index, index + 1))
+        return ranges
 
     def spans(self, found: BlockRange) -> Iterator[Span]:
         """Divide a range into spans of at most `SPAN_SIZE_MAX_BYTES`, as long as they can be."""
@@ -128,16 +128,16 @@ def shared_ranges(wants: Sequence[Wants]) -> dict[int, list[SharedRange]]:
         for part, ranges in parts.items():
             for first, stop in ranges:
                 edges.setdefault(part, []).extend(((first, 1, rank), (stop, -1, rank)))
-    found: dict[int, list[SharedRange]] = {}
+    overlaps: dict[int, list[SharedRange]] = {}
     for part, ends in sorted(edges.items()):
         wanting: set[int] = set()
         at = 0
         for index, change, rank in sorted(ends):
             if len(wanting) > 1 and index > at:
-                found.setdefault(part, []).append(SharedRange(at, index, tuple(sorted(wanting))))
+                overlaps.setdefault(part, []).append(SharedRange(at, index, tuple(sorted(wanting))))
             at = index
             (wanting.add if change > 0 else wanting.discard)(rank)
-    return found
+    return overlaps
 
 
 def without(ranges: Iterable[BlockRange], shared: Iterable[SharedRange]) -> list[BlockRange]:
@@ -145,16 +145,16 @@ def without(ranges: Iterable[BlockRange], shared: Iterable[SharedRange]) -> list
 
     Each range of `shared` is within one of `ranges`.
     """
-    found = []
+    rest = []
     others = iter(shared)
     other = next(others, None)
     for first, stop in ranges:
         at = first
         while other is not None and other.first < stop:
             if other.first > at:
-                found.append((at, other.first))
+                rest.append((at, other.first))
             at = other.stop
             other = next(others, None)
         if at < stop:
-            found.append((at, stop))
-    return found
+            rest.append((at, stop))
+    return rest

@@ -54,18 +54,18 @@ def _verify_image(copy: PartSource, image: int) -> Iterator[BlockCheck]:
                 )
             for start, stop, expected in expected_digests(copy.part, copy.layout, image):
                 block = scratch[: stop - start]
-                found, problem = None, None
+                block_digest, problem = None, None
                 try:
                     reader.read_into(start, block)
-                    found = digest(block)
-                    problem = None if found == expected else "wrong digest"
+                    block_digest = digest(block)
+                    problem = None if block_digest == expected else "wrong digest"
                 except StorageError as error:
                     problem = str(error)
                 yield check(
                     start_bytes=start,
                     stop_bytes=stop,
                     expected=expected,
-                    found=found,
+                    found=block_digest,
                     problem=problem,
                 )
     except HoldfastError as error:

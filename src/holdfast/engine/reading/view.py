@@ -62,9 +62,9 @@ class View:
         for checkpoint in self.timeline:
             if checkpoint.step == step:
                 return checkpoint
-        found = (entry for tier in self.listings.values() for entry in tier.items())
+        entries = (entry for tier in self.listings.values() for entry in tier.items())
         # A folder with images alone is no save: later checkpoints reuse them.
-        begun = {c for c, listing in found if c.step == step and listing.has_records}
+        begun = {c for c, listing in entries if c.step == step and listing.has_records}
         if any(c.step <= self.limits.get(c.attempt, -1) for c in begun):
             raise StepUncommittedError(
                 f"find step {step}: it has files and no manifest, because its save was not "
@@ -88,8 +88,8 @@ class View:
 
     def sources(self, checkpoint: CheckpointId) -> CheckpointSources:
         """Return the sources of a checkpoint. Raises the errors of `find_sources`."""
-        found = find_sources(checkpoint, self.stores, self.listings)
-        return replace(found, passed_over=self.unlisted + found.passed_over)
+        sources = find_sources(checkpoint, self.stores, self.listings)
+        return replace(sources, passed_over=self.unlisted + sources.passed_over)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,9 +147,9 @@ def newest_view_of(
             tiers[remote.name] = remote, replace(newest, checkpoints={}, since_step=0)
             problems.append(str(error))
     others, unlisted = list_stores([store for store in stores if store.name not in tiers])
-    listings = {**others, **{name: found.checkpoints for name, (_, found) in tiers.items()}}
+    listings = {**others, **{name: tier.checkpoints for name, (_, tier) in tiers.items()}}
     timeline = on_timeline(readable(listings), newest.attempts)
-    lasting = {name: _ListingsOnDemand(store, found) for name, (store, found) in tiers.items()}
+    lasting = {name: _ListingsOnDemand(store, tier) for name, (store, tier) in tiers.items()}
     limits = last_steps(newest.attempts)
     all_listings = {**others, **lasting}
     return View(tuple(stores), all_listings, tuple(timeline), limits, (*unlisted, *problems))
@@ -169,13 +169,13 @@ class _ListingsOnDemand(Mapping[CheckpointId, Listing]):
 
     def __getitem__(self, checkpoint: CheckpointId) -> Listing:
         if checkpoint not in self._listed and checkpoint.step < self._since_step:
-            found = list_folder(self._durable, checkpoint)
-            found.is_committed = checkpoint in self._newest
-            self._listed[checkpoint] = found
-        found = self._listed[checkpoint]
-        if not found.sizes_bytes and not found.is_committed:
+            listing = list_folder(self._durable, checkpoint)
+            listing.is_committed = checkpoint in self._newest
+            self._listed[checkpoint] = listing
+        listing = self._listed[checkpoint]
+        if not listing.sizes_bytes and not listing.is_committed:
             raise KeyError(checkpoint)
-        return found
+        return listing
 
     def __iter__(self) -> Iterator[CheckpointId]:
         return iter(self._newest)

@@ -38,7 +38,7 @@ def part_copies(
     Raises:
         CheckpointDamagedError, StorageError: no store has the committed record.
     """
-    count, found = len(manifest.parts), list[PartSource]()
+    count, copies = len(manifest.parts), list[PartSource]()
     key = part_key(manifest.id, rank, count)
     problem: CheckpointDamagedError | StorageError | None = None
     for store in stores:
@@ -47,13 +47,13 @@ def part_copies(
             if record_digest(data) != manifest.parts[rank].record_digest:
                 raise CheckpointDamagedError(f"read {key}: this is not the committed record")
             part = parse_part(data, key, manifest.id, rank, count)
-            found.append(part_source(store, part, manifest.checkpoint, layouts))
+            copies.append(part_source(store, part, manifest.checkpoint, layouts))
         except (CheckpointDamagedError, StorageError) as error:
             problem = error
-    if not found:
+    if not copies:
         assert problem is not None
         raise problem
-    return found
+    return copies
 
 
 def copy_part_once(copies: Sequence[PartSource], target: Store, listed: Listing) -> int:

@@ -57,12 +57,12 @@ class RemoteCheckpoints:
             StorageError, CheckpointDamagedError: a tier cannot be read.
         """
         attempts = read_attempts(self._durable)
-        found: list[UploadedCheckpoint | None] = []
+        checkpoints: list[UploadedCheckpoint | None] = []
         for store in (self._durable, self._remote):
             newest = newest_committed(store, attempts)
             manifests = read_manifests(store, [newest] if newest is not None else [])
-            found.append(next(map(uploaded_of, manifests), None))
-        return found[0], found[1]
+            checkpoints.append(next(map(uploaded_of, manifests), None))
+        return checkpoints[0], checkpoints[1]
 
     def commit_checkpoint(
         self, checkpoint: CheckpointId, commit: Callable[[ReusedImages], Manifest]

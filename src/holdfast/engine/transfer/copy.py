@@ -107,10 +107,10 @@ class BlockRanges:
     def overlapping(self, start_bytes: int, stop_bytes: int) -> Iterator[tuple[int, int, str]]:
         """Yield the ranges that overlap [start, stop), in order and not cut."""
         index = bisect_right(self._ranges, start_bytes, key=_stop_bytes)
-        for found in islice(self._ranges, index, None):
-            if found[0] >= stop_bytes:
+        for span in islice(self._ranges, index, None):
+            if span[0] >= stop_bytes:
                 return
-            yield found
+            yield span
 
 
 class _CheckedImage:

@@ -108,10 +108,10 @@ class _ReusedElsewhere:
         key = image_keys(self._part, is_in_memory=self._store.is_in_memory)[number]
         header_size_bytes = len(layout.images[number].header)
         image = self._part.reused[number - 1]
-        for found in self._places(image, key):
+        for place in self._places(image, key):
             try:
-                if holds_image(self._store, found, image, header_size_bytes):
-                    self._store.link(found, key)
+                if holds_image(self._store, place, image, header_size_bytes):
+                    self._store.link(place, key)
                     return True
             except StorageError as error:
                 log.debug("%s is not linked: %s", key, error)
@@ -130,9 +130,9 @@ class _ReusedElsewhere:
 def _spans(expected: Iterator[tuple[int, int, str]]) -> Iterator[Digests]:
     """Yield adjacent ranges in groups of about `SPAN_SIZE_BYTES`: one request each."""
     span: list[tuple[int, int, str]] = []
-    for one in expected:
-        span.append(one)
-        if one[1] - span[0][0] >= SPAN_SIZE_BYTES:
+    for entry in expected:
+        span.append(entry)
+        if entry[1] - span[0][0] >= SPAN_SIZE_BYTES:
             yield span
             span = []
     if span:
