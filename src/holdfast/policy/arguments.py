@@ -75,10 +75,10 @@ def positive_secs(owner: str, argument: str, value: object) -> float:
 
 def share(owner: str, argument: str, value: object) -> float:
     """Return `value` as a share above 0 and at most 1."""
-    found = _real(value)
-    if found is None or not 0 < found <= 1:
+    number = _real(value)
+    if number is None or not 0 < number <= 1:
         raise refusal(owner, argument, "a share above 0 and up to 1", value)
-    return found
+    return number
 
 
 def text(owner: str, argument: str, value: object) -> str:

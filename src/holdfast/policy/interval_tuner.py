@@ -93,14 +93,14 @@ class IntervalTuner:
 
         The first interval counts as reported.
         """
-        told, present = self._told_secs, self.interval_secs
-        if told is None or not present:
-            self._told_secs = present or told
+        reported_secs, present = self._told_secs, self.interval_secs
+        if reported_secs is None or not present:
+            self._told_secs = present or reported_secs
             return None
-        if max(told, present) <= TOLD_FACTOR * min(told, present):
+        if max(reported_secs, present) <= TOLD_FACTOR * min(reported_secs, present):
             return None
         self._told_secs = present
-        return told
+        return reported_secs
 
     def _is_bad(
         self,
