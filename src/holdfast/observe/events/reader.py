@@ -155,14 +155,14 @@ class EventReader:
         with contextlib.suppress(StorageError):
             run = self._home.current_folder()
             own = read_origin(run)
-            found: list[Path] = []
+            folders: list[Path] = []
             for location in self._directories:
                 origin = read_origin(location.folder) or str(location.events)
                 if location.events.is_dir() and origin != own:
                     yield origin, location.events
-                found += origin_folders(location.events, own)
-            found += origin_folders(RunLocation(run).events, own)
-            yield from ((folder.name, folder) for folder in found)
+                folders += origin_folders(location.events, own)
+            folders += origin_folders(RunLocation(run).events, own)
+            yield from ((folder.name, folder) for folder in folders)
 
     def follow(
         self, clock: Clock, is_over: Callable[[], bool] = lambda: False
@@ -200,19 +200,21 @@ class _FolderReader:
     def series(self, folder_fd: int, is_live: bool) -> list[Iterator[Event | Omission]]:
         """Return the new events of each series, to be read while the folder is open."""
         segments = [
-            one for one in list_segments(folder_fd) if self._only in (None, (one.host, one.series))
+            segment
+            for segment in list_segments(folder_fd)
+            if self._only in (None, (segment.host, segment.series))
         ]
         return [
             self._read_series(folder_fd, list(group), is_live)
-            for _, group in groupby(segments, key=lambda one: (one.host, one.series))
+            for _, group in groupby(segments, key=lambda segment: (segment.host, segment.series))
         ]
 
     def _read_series(
         self, folder_fd: int, segments: list[Segment], is_live: bool
     ) -> Iterator[Event | Omission]:
         key = segments[0].host, segments[0].series
-        known = [one for one in self._positions if (one.host, one.series) == key]
-        first = max(known).number + 1 if known else 1
+        predecessors = [other for other in self._positions if (other.host, other.series) == key]
+        first = max(predecessors).number + 1 if predecessors else 1
         for segment in segments:
             if segment.number > first:
                 removed = f"segments {first} to {segment.number - 1} were removed"
@@ -248,11 +250,11 @@ class _FolderReader:
     def _decoded(
         self, segment: Segment, position: int, line: bytes, is_whole: bool
     ) -> Event | Omission:
-        found = decode_event(line)
-        if isinstance(found, Event):
-            self._times[segment.host, segment.series] = found.time
-            return found
-        reason = found if is_whole else "the line is cut off"
+        content = decode_event(line)
+        if isinstance(content, Event):
+            self._times[segment.host, segment.series] = content.time
+            return content
+        reason = content if is_whole else "the line is cut off"
         return self._omission(segment, reason, position)
 
     def _omission(self, segment: Segment, reason: str, position: int = 0) -> Omission:
@@ -264,16 +266,16 @@ class _FolderReader:
 
 def read_events(run: Path, *kinds: type[Kind]) -> list[Kind]:
     """Return the events of the given kinds, in the order of time; omissions are ignored."""
-    return [one for one in EventReader(run).read() if isinstance(one, kinds)]
+    return [event for event in EventReader(run).read() if isinstance(event, kinds)]
 
 
 def decode_event(line: bytes) -> Event | str:
     """Return the event in a line, or why there is none."""
     try:
-        found: Event = decode(line, _ANY)
+        event: Event = decode(line, _ANY)
     except UNDECODABLE as error:
         return _reason(line, str(error))
-    return found if found.version == VERSION else _of_version(found.version)
+    return event if event.version == VERSION else _of_version(event.version)
 
 
 def _reason(line: bytes, problem: str) -> str:

@@ -125,7 +125,7 @@ class SegmentUploads:
     def _upload(self, *, is_last: bool) -> None:
         run = self._home.current_folder()
         with open_folder(run) as folder_fd:
-            own = [one for one in list_segments(folder_fd) if one.host == self._host]
+            own = [segment for segment in list_segments(folder_fd) if segment.host == self._host]
             if not own:
                 return
             if self._sent is None:
@@ -133,7 +133,7 @@ class SegmentUploads:
                 self._sent = self._stored()
             for segment in own:
                 self._upload_one(folder_fd, segment, is_last=is_last)
-        old = [one for one in self._sent if one not in own and _is_before(one, own)]
+        old = [s for s in self._sent if s not in own and _is_before(s, own)]
         if old:
             self._place.delete(*map(self._key, old))
             for segment in old:
@@ -164,12 +164,12 @@ class SegmentUploads:
 
     def _stored(self) -> dict[Segment, tuple[int, float]]:
         """Return what earlier agents of this host have uploaded."""
-        found = {}
+        sizes = {}
         for stored in self._place.list(f"{EVENTS}/{self._origin}"):
             segment = parse_segment_name(stored.key.rpartition("/")[2])
             if segment is not None and segment.host == self._host:
-                found[segment] = stored.size_bytes, -UPLOAD_SECS
-        return found
+                sizes[segment] = stored.size_bytes, -UPLOAD_SECS
+        return sizes
 
     def _key(self, segment: Segment) -> str:
         return f"{EVENTS}/{self._origin}/{segment.name}"
@@ -240,18 +240,18 @@ def origin_of(run: Path, clock: Clock) -> str:
     Raises:
         OSError: it cannot be read or made.
     """
-    found = read_origin(run)
-    if found:
-        return found
+    origin = read_origin(run)
+    if origin:
+        return origin
     folder = RunLocation(run).events
-    made = clock.new_token()[-ORIGIN_CHARS:]
+    token = clock.new_token()[-ORIGIN_CHARS:]
     try:
-        create_file(folder / ORIGIN_FILE, made.encode(), clock)
+        create_file(folder / ORIGIN_FILE, token.encode(), clock)
     except FileExistsError:
         # Of another process here, or a torn one.
         if not read_origin(run):
-            replace_file(folder / ORIGIN_FILE, made.encode())
-    return read_origin(run) or made
+            replace_file(folder / ORIGIN_FILE, token.encode())
+    return read_origin(run) or token
 
 
 def read_origin(run: Path) -> str:
@@ -286,4 +286,4 @@ def _is_ours(key: str, own_origin: str) -> bool:
 
 def _is_before(segment: Segment, own: list[Segment]) -> bool:
     """Return whether a segment is older than all that the host has of its series."""
-    return all(segment < one for one in own if one.series == segment.series)
+    return all(segment < other for other in own if other.series == segment.series)

@@ -99,7 +99,7 @@ class Feed:
     def messages(self, version: int, number: int) -> tuple[list[bytes], int]:
         """Return the messages after a version and an event, and the number of the newest event."""
         messages = []
-        new = [one for one in self.events if one.number > number]
+        new = [event for event in self.events if event.number > number]
         if new:
             number = new[-1].number
             messages.append(_message("happened", msgspec.json.encode(new), number))
@@ -190,8 +190,8 @@ def refused(request: web.Request, token: str | None) -> web.StreamResponse | Non
         if names_loopback(request.headers.get("Host", "")):
             return None
         return web.Response(status=403, text="expected a loopback host in the address\n")
-    given = request.query.get("token")
-    if given is not None and hmac.compare_digest(given.encode(), token.encode()):
+    query_token = request.query.get("token")
+    if query_token is not None and hmac.compare_digest(query_token.encode(), token.encode()):
         # The token leaves the address, and so the history and the screen.
         moved = web.Response(status=303, headers={**HEADERS, "Location": "/"})
         moved.set_cookie(COOKIE, token, httponly=True, samesite="Strict", path="/")

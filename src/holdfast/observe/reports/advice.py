@@ -123,12 +123,12 @@ def advise_run(report: RunReport, mtbf_hours: float | None = None) -> RunAdvice:
     measured = {name: report.tiers[name] for name in SURVIVED if _is_known(report, name, notes)}
     if "durable" in measured and "ram" not in report.tiers:
         notes.append("the run has no RAM tier: each failure is paid by the durable tier's interval")
-    steps = [one.quiet_step_secs for one in report.attempts if one.quiet_step_secs]
+    steps = [attempt.quiet_step_secs for attempt in report.attempts if attempt.quiet_step_secs]
     step_secs = statistics.median(steps) if steps else STEP_SECS
     tiers = [_interval_advice(name, measured, rates, step_secs) for name in measured]
     restarts = sum(rate.per_hour for rate in rates.values()) / 3600 * restart_secs
-    goodput = _goodput([one.waste for one in tiers], restarts)
-    best = _goodput([one.best_waste for one in tiers], restarts)
+    goodput = _goodput([tier.waste for tier in tiers], restarts)
+    best = _goodput([tier.best_waste for tier in tiers], restarts)
     return RunAdvice(
         run=report.run,
         hours=hours,

@@ -219,7 +219,9 @@ def _slice(piece: Piece, begin_us: int) -> Slice:
 
 
 def _omission_notes(omissions: Sequence[Omission]) -> list[str]:
-    notes = [f"left out: {one.where}: {one.reason}" for one in omissions[:OMISSIONS_MAX]]
+    notes = [
+        f"left out: {omission.where}: {omission.reason}" for omission in omissions[:OMISSIONS_MAX]
+    ]
     if len(omissions) > OMISSIONS_MAX:
         notes.append(f"left out: {len(omissions) - OMISSIONS_MAX} more places like these")
     return notes

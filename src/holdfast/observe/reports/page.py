@@ -45,7 +45,7 @@ def page(reports: Sequence[RunReport]) -> bytes:
     SubElement(head, "meta", {"http-equiv": "Content-Security-Policy", "content": POLICY})
     SubElement(head, "meta", {"name": "viewport", "content": "width=device-width"})
     SubElement(head, "meta", {"name": "color-scheme", "content": "light dark"})
-    SubElement(head, "title").text = "Holdfast: " + ", ".join(_name(one) for one in reports)
+    SubElement(head, "title").text = "Holdfast: " + ", ".join(_name(report) for report in reports)
     style_sheet = resources.files("holdfast.observe.reports").joinpath("page.css")
     SubElement(head, "style").text = style_sheet.read_text(encoding="utf-8")
     main = SubElement(SubElement(html, "body"), "main")
@@ -88,7 +88,7 @@ def _add_summary(main: Element, report: RunReport) -> None:
     facts = SubElement(main, "dl", {"class": "facts"})
     assert report.goodput is not None
     assert report.started is not None
-    lost = sum(one.steps_lost or 0 for one in report.failures)
+    lost = sum(failure.steps_lost or 0 for failure in report.failures)
     for title, value in (
         ("goodput", share_text(report.goodput)),
         ("time", duration_text(report.wall_secs)),
@@ -145,15 +145,15 @@ def _add_failures(main: Element, report: RunReport) -> None:
     rows = [
         [
             str(number),
-            one.time.strftime("%Y-%m-%d %H:%M:%S"),
-            CAUSE_WORDS.get(one.cause, one.cause),
-            one.host,
-            _number(one.steps_lost),
-            _duration(one.secs_to_next_step),
-            TIER_WORDS.get(one.source, one.source) if one.source else "",
-            ", ".join(f"{size_text(size)} {tier}" for tier, size in one.sources.items()),
+            failure.time.strftime("%Y-%m-%d %H:%M:%S"),
+            CAUSE_WORDS.get(failure.cause, failure.cause),
+            failure.host,
+            _number(failure.steps_lost),
+            _duration(failure.secs_to_next_step),
+            TIER_WORDS.get(failure.source, failure.source) if failure.source else "",
+            ", ".join(f"{size_text(size)} {tier}" for tier, size in failure.sources.items()),
         ]
-        for number, one in enumerate(report.failures, 1)
+        for number, failure in enumerate(report.failures, 1)
     ]
     titles = ["", "time (UTC)", "cause", "host", "steps lost", "to the next step"]
     _add_table(main, [*titles, "restored from", "read"], rows, {0, 4, 5})
@@ -186,7 +186,11 @@ def _add_tiers(main: Element, report: RunReport) -> None:
             SubElement(main, "h3").text = f"Intervals: {TIER_WORDS.get(name, name)}"
             SubElement(main, "figure").append(chart)
     slowest = report.slowest_rank
-    if slowest is not None and len({one.host for one in report.attempts}) and slowest.of_all_secs:
+    if (
+        slowest is not None
+        and len({attempt.host for attempt in report.attempts})
+        and slowest.of_all_secs
+    ):
         SubElement(main, "p").text = (
             f"Slowest: rank {slowest.rank} on {slowest.host} took "
             f"{duration_text(slowest.part_secs)} for its part, "
@@ -198,16 +202,18 @@ def _add_attempts(main: Element, report: RunReport) -> None:
     SubElement(main, "h2").text = "Attempts"
     rows = [
         [
-            str(one.attempt),
-            one.host,
-            _number(one.first_step),
-            _number(one.last_step),
-            duration_text(one.wall_secs),
-            share_text(one.categories["productive"] / one.wall_secs) if one.wall_secs else "",
-            _duration(one.quiet_step_secs),
-            CAUSE_WORDS.get(one.end, one.end) if one.end != "closed" else "closed",
+            str(attempt.attempt),
+            attempt.host,
+            _number(attempt.first_step),
+            _number(attempt.last_step),
+            duration_text(attempt.wall_secs),
+            share_text(attempt.categories["productive"] / attempt.wall_secs)
+            if attempt.wall_secs
+            else "",
+            _duration(attempt.quiet_step_secs),
+            CAUSE_WORDS.get(attempt.end, attempt.end) if attempt.end != "closed" else "closed",
         ]
-        for one in report.attempts
+        for attempt in report.attempts
     ]
     titles = ["attempt", "host", "first step", "last", "time", "productive", "step", "end"]
     _add_table(main, titles, rows, {0, 2, 3, 4, 5, 6})

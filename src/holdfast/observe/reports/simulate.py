@@ -125,15 +125,15 @@ def _check(cluster: Cluster, tiers: Sequence[TierSetting], hours: float) -> None
     _check_number("restart_secs", cluster.restart_secs)
     for kind in cluster.failures:
         _check_number(f"per_hour of {kind.name}", kind.per_hour)
-    known = {*KINDS, *(kind.name for kind in cluster.failures)}
+    kinds = {*KINDS, *(kind.name for kind in cluster.failures)}
     for tier in tiers:
         _check_number(f"interval_secs of {tier.name}", tier.interval_secs, is_above_zero=True)
         for name in ("cost_secs", "secs", "restore_secs"):
             _check_number(f"{name} of {tier.name}", getattr(tier, name))
-        unknown = set(tier.survives) - known
+        unknown = set(tier.survives) - kinds
         if unknown:
             raise InvalidArgumentError(
-                f"simulate: expected survives of {tier.name} to be of {sorted(known)}, found "
+                f"simulate: expected survives of {tier.name} to be of {sorted(kinds)}, found "
                 f"{sorted(unknown)}"
             )
     expected = hours * sum(kind.per_hour for kind in cluster.failures)
