@@ -79,35 +79,37 @@ def clean(is_all: bool, yes: bool, dry_run: bool, as_json: bool) -> int:
     agents have left; file agents too, if no process uses them. What a trainer or its agent uses is
     never touched.
     """
-    found = [*unowned_memory()]
-    chosen = [one for one in found if is_all or not one.kept_for]
-    for one in found if not as_json else ():
-        kept = f"; kept: {one.kept_for}; --all removes it" if one not in chosen else ""
-        output.print_line(f"{one.folder}: {size_text(one.size_bytes)}, {one.text}{kept}")
+    leftovers = [*unowned_memory()]
+    chosen = [leftover for leftover in leftovers if is_all or not leftover.kept_for]
+    for leftover in leftovers if not as_json else ():
+        kept = f"; kept: {leftover.kept_for}; --all removes it" if leftover not in chosen else ""
+        output.print_line(
+            f"{leftover.folder}: {size_text(leftover.size_bytes)}, {leftover.text}{kept}"
+        )
     problems = []
     if chosen and not dry_run:
-        total = size_text(sum(one.size_bytes for one in chosen))
+        total = size_text(sum(leftover.size_bytes for leftover in chosen))
         output.confirm(f"Remove {total} in {len(chosen)} folders?", is_answered=yes)
-        for one in chosen:
+        for leftover in chosen:
             try:
-                _remove(one)
+                _remove(leftover)
             except (HoldfastError, OSError) as error:
-                problems.append(f"{one.folder}: {error}")
+                problems.append(f"{leftover.folder}: {error}")
     for problem in problems:
         output.print_error(problem)
     if as_json:
         rows = [
             {
-                "folder": str(one.folder),
-                "size_bytes": one.size_bytes,
-                "reason": one.text,
-                "kept_for": one.kept_for if one not in chosen else None,
-                "pid": one.agent_pid,
+                "folder": str(leftover.folder),
+                "size_bytes": leftover.size_bytes,
+                "reason": leftover.text,
+                "kept_for": leftover.kept_for if leftover not in chosen else None,
+                "pid": leftover.agent_pid,
             }
-            for one in found
+            for leftover in leftovers
         ]
         output.print_json({"found": rows, "removed": not dry_run, "problems": problems})
-    elif not found:
+    elif not leftovers:
         output.print_line("nothing to remove")
     return 1 if problems else 0
 
@@ -120,21 +122,21 @@ def unowned_memory() -> Iterator[Unowned]:
 
 
 def _unused_files() -> Iterator[Unowned]:
-    for found in files_in_ram():
-        if found.is_used:
+    for ram_files in files_in_ram():
+        if ram_files.is_used:
             continue
         text, kept_for = "left by a killed file agent", ""
-        if found.agent is not None:
-            text = f"file agent {found.agent.pid} that no process uses"
-        elif found.pending_count:
-            files = counted(found.pending_count, "file")
+        if ram_files.agent is not None:
+            text = f"file agent {ram_files.agent.pid} that no process uses"
+        elif ram_files.pending_count:
+            files = counted(ram_files.pending_count, "file")
             kept_for = f"{files} may be in RAM alone; the next file agent writes them"
         yield Unowned(
-            folder=found.folder,
-            size_bytes=_size_bytes(found.folder),
+            folder=ram_files.folder,
+            size_bytes=_size_bytes(ram_files.folder),
             text=text,
             kept_for=kept_for,
-            files=found,
+            files=ram_files,
         )
 
 

@@ -39,12 +39,12 @@ def doctor(directory: str | None, as_json: bool) -> int:
     """
     if directory is not None:
         RunLocation.parse(directory)
-    found: list[CheckResult] = []
+    results: list[CheckResult] = []
     for result in _results(directory):
-        found.append(result)
+        results.append(result)
         if not as_json:
             _print(result)
-    counts = {one: sum(r.severity is one for r in found) for one in Severity}
+    counts = {severity: sum(r.severity is severity for r in results) for severity in Severity}
     if as_json:
         output.print_json(
             {
@@ -55,7 +55,7 @@ def doctor(directory: str | None, as_json: bool) -> int:
                         "found": result.found,
                         "advice": result.advice,
                     }
-                    for result in found
+                    for result in results
                 ],
                 "problems": counts[Severity.PROBLEM],
                 "warnings": counts[Severity.WARNING],
@@ -64,8 +64,8 @@ def doctor(directory: str | None, as_json: bool) -> int:
     else:
         problems = counted(counts[Severity.PROBLEM], "problem")
         warnings = counted(counts[Severity.WARNING], "warning")
-        output.print_line(f"{counted(len(found), 'check')}: {problems}, {warnings}")
-    return next((code for one, code in EXIT_CODES.items() if counts[one]), 0)
+        output.print_line(f"{counted(len(results), 'check')}: {problems}, {warnings}")
+    return next((code for severity, code in EXIT_CODES.items() if counts[severity]), 0)
 
 
 def _results(directory: str | None) -> Iterator[CheckResult]:
@@ -73,7 +73,7 @@ def _results(directory: str | None) -> Iterator[CheckResult]:
     yield from check_host(None if newest_bytes is None else IMAGES_IN_RAM * newest_bytes)
     left = [*unowned_memory()]
     if left:
-        size = size_text(sum(one.size_bytes for one in left))
+        size = size_text(sum(leftover.size_bytes for leftover in left))
         yield noted(
             "memory of earlier runs",
             f"{size} in {counted(len(left), 'folder')} that no live run uses",

@@ -217,8 +217,8 @@ def _unreported(served: AgentOfRun, since: datetime) -> list[str]:
     part that a trainer could not write (`rank` is set) was raised by that trainer.
     """
     kinds = AttemptStarted, TrainerLost, CheckpointCommitted, CheckpointFailed
-    found: list[Event] = read_events(RunLocation(served.run).folder, *kinds)
-    events = [event for event in found if event.host == served.host and event.time >= since]
+    history: list[Event] = read_events(RunLocation(served.run).folder, *kinds)
+    events = [event for event in history if event.host == served.host and event.time >= since]
     begun = [event.run_attempt for event in events if isinstance(event, AttemptStarted)]
     if not begun or not any(isinstance(event, TrainerLost) for event in events):
         return []

@@ -59,13 +59,13 @@ def copies_of(run: ReadableRun) -> list[Copy]:
     stores = run.stores
     listings = {store.name: list_checkpoints(store) for store in stores}
     whole = set(readable(listings))
-    found = [
+    copies = [
         Copy(store=store, id=checkpoint, listing=listing)
         for store in stores
         for checkpoint, listing in listings[store.name].items()
         if listing.is_committed or (listing.parts and (store.is_in_memory or checkpoint in whole))
     ]
-    return sorted(found, key=lambda copy: (copy.id, copy.store.tier))
+    return sorted(copies, key=lambda copy: (copy.id, copy.store.tier))
 
 
 def check_attempts(run: ReadableRun) -> Iterator[BlockCheck]:
@@ -132,7 +132,7 @@ def _sources(copy: Copy, problems: list[BlockCheck]) -> CheckpointSources | None
     if any(problem.is_newer for problem in problems):
         # What its parts should be is not known here.
         return None
-    named = [found for name in copy.listing.sizes_bytes if (found := parse_part_name(name))]
+    named = [numbers for name in copy.listing.sizes_bytes if (numbers := parse_part_name(name))]
     if manifest is not None:
         count, ranks = len(manifest.parts), set(range(len(manifest.parts)))
     else:
@@ -175,12 +175,12 @@ def _part(
     try:
         data = copy.store.get(key)
         part = parse_part(data, key, copy.id, rank, count)
-        found = record_digest(data)
-        expected = manifest.parts[rank].record_digest if manifest else found
-        if expected != found:
+        digest = record_digest(data)
+        expected = manifest.parts[rank].record_digest if manifest else digest
+        if expected != digest:
             raise CheckpointDamagedError(
-                f"read {key}: digest of bytes [0, {len(data)}) expected {expected}, found {found}; "
-                "this is not the committed record"
+                f"read {key}: digest of bytes [0, {len(data)}) expected {expected}, found {digest}"
+                "; this is not the committed record"
             )
     except HoldfastError as error:
         problems.append(bad_record(copy.store, key, error))

@@ -71,8 +71,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except HoldfastError as error:
         print_error(str(error))
         # Of `run` the arguments are the command's own.
-        given = list(sys.argv[1:] if arguments is None else arguments)
-        if "--json" in given and given[0] != run.name:
+        command_line = list(sys.argv[1:] if arguments is None else arguments)
+        if "--json" in command_line and command_line[0] != run.name:
             print_json({"error": type(error).__name__, "message": str(error)})
         return 1
     except OSError as error:

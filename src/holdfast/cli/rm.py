@@ -69,7 +69,7 @@ def rm(
     stores = [*run.stores, *([remote] if remote is not None else [])]
     timeline = newest_tier([run.durable, *([remote] if remote is not None else [])])
     try:
-        wanted = [
+        checkpoints = [
             checkpoint
             for step in dict.fromkeys(steps)
             for checkpoint in _find(run, stores, timeline, step, attempt)
@@ -77,18 +77,18 @@ def rm(
     except (StepNotFoundError, StepUncommittedError) as error:
         raise type(error)(f"{error}; nothing was removed") from error
     listings = [(store.tier, list_checkpoints(store)) for store in stores]
-    rows = [_row(found, listings) for found in wanted]
+    rows = [_row(checkpoint, listings) for checkpoint in checkpoints]
     for row in rows if not as_json else ():
         where = f"{size_text(row['written_bytes'])} in {', '.join(row['tiers'])}"
         shown = where if row["tiers"] else "removed meanwhile"
         output.print_line(f"step {row['step']} (attempt {row['attempt']}): {shown}")
     if not dry_run:
-        output.confirm(f"Remove {counted(len(wanted), 'checkpoint')}?", is_answered=yes)
-        _remove(run, remote, wanted)
+        output.confirm(f"Remove {counted(len(checkpoints), 'checkpoint')}?", is_answered=yes)
+        _remove(run, remote, checkpoints)
     if as_json:
         output.print_json({"run": str(run.location), "removed": not dry_run, "checkpoints": rows})
     elif not dry_run:
-        output.print_line(f"removed {counted(len(wanted), 'checkpoint')}")
+        output.print_line(f"removed {counted(len(checkpoints), 'checkpoint')}")
 
 
 class _Row(TypedDict):
@@ -155,10 +155,10 @@ def _remove(run: ReadableRun, remote: DurableStore | None, wanted: list[Checkpoi
     uploads = uploads_for(run.durable, host_name(), clock)
     writer = EventWriter(run.durable.home, host_name(), clock, uploads=uploads)
     with contextlib.closing(writer) as events:
-        for found in wanted:
-            _remove_from_stores(run, remote, found)
-            events.attempt = number = found.attempt.number
-            events.write(CheckpointDeleted(step=found.step, attempt=number, reason="asked"))
+        for checkpoint in wanted:
+            _remove_from_stores(run, remote, checkpoint)
+            events.attempt = number = checkpoint.attempt.number
+            events.write(CheckpointDeleted(step=checkpoint.step, attempt=number, reason="asked"))
 
 
 def _remove_by_agent(run: ReadableRun, wanted: list[CheckpointId]) -> bool:

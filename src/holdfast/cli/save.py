@@ -100,14 +100,14 @@ class _Request:
         deadline = self._clock.monotonic() + timeout_secs
         while True:
             status = self._status()
-            found = self._held_committed(status)
+            committed = self._held_committed(status)
             # The agent drops checkpoints that newer ones replaced, so the directory is listed too.
             is_over = status is not None and not status.trainers and not status.pending
-            if found is None and (is_over or self._clock.monotonic() >= self._look_at):
-                found = self._committed()
+            if committed is None and (is_over or self._clock.monotonic() >= self._look_at):
+                committed = self._committed()
                 self._look_at = self._clock.monotonic() + LOOK_SECS
-            if found is not None:
-                return found
+            if committed is not None:
+                return committed
             if is_over:
                 raise AgentUnavailableError(
                     f"save {self._run.location}: its trainers ended before they reached step "

@@ -108,7 +108,9 @@ def _written(metadata: CheckpointMetadata) -> str:
     """Return how much was written if images were reused: `0.8 MB; reused: 32.8 MB of step 0`."""
     if not metadata.reused:
         return ""
-    reused = ", ".join(f"{size_text(one.size_bytes)} of step {one.step}" for one in metadata.reused)
+    reused = ", ".join(
+        f"{size_text(image.size_bytes)} of step {image.step}" for image in metadata.reused
+    )
     return f"{size_text(metadata.written_bytes)}; reused: {reused}"
 
 

@@ -61,8 +61,8 @@ def status(directory: str | None, as_json: bool) -> None:
             {
                 "agents": [msgspec.to_builtins(agent) for agent in agents],
                 "runs": [
-                    {"run": one.run, "run_id": one.run_id, **msgspec.to_builtins(one.job)}
-                    for one in jobs
+                    {"run": entry.run, "run_id": entry.run_id, **msgspec.to_builtins(entry.job)}
+                    for entry in jobs
                 ],
                 "left_behind": [_document(tier) for tier in left],
                 "silent": [str(folder) for folder in silent],

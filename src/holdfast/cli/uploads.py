@@ -34,21 +34,21 @@ def uploads(url: str, abort: bool, older_than: float, yes: bool, as_json: bool) 
     A live run's own uploads are among them while they are under way, so --abort leaves those of the
     last day alone. This needs the package boto3, and works for s3:// only.
     """
-    known = UnfinishedUploads(RunLocation.parse(url))
+    run_uploads = UnfinishedUploads(RunLocation.parse(url))
     now, least_age = SystemClock().now(), timedelta(hours=older_than)
-    found = [one for one in known.list() if now - one.began >= least_age]
-    for one in found if not as_json else ():
-        hours = (now - one.began).total_seconds() / 3600
-        output.print_line(f"{one.key}: begun {hours:.1f} hours ago, upload {one.id}")
-    if abort and found:
-        question = f"Abort {counted(len(found), 'upload')}?"
+    leftovers = [upload for upload in run_uploads.list() if now - upload.began >= least_age]
+    for upload in leftovers if not as_json else ():
+        hours = (now - upload.began).total_seconds() / 3600
+        output.print_line(f"{upload.key}: begun {hours:.1f} hours ago, upload {upload.id}")
+    if abort and leftovers:
+        question = f"Abort {counted(len(leftovers), 'upload')}?"
         output.confirm(question, is_answered=yes, to_look="no --abort")
-        for one in found:
-            known.abort_upload(one)
+        for upload in leftovers:
+            run_uploads.abort_upload(upload)
     if as_json:
-        rows = [{"key": o.key, "id": o.id, "began": o.began.isoformat()} for o in found]
+        rows = [{"key": o.key, "id": o.id, "began": o.began.isoformat()} for o in leftovers]
         output.print_json({"uploads": rows, "aborted": abort})
-    elif not found:
+    elif not leftovers:
         output.print_line(f"no unfinished upload is older than {older_than:g} hours")
     elif abort:
-        output.print_line(f"aborted {counted(len(found), 'upload')}")
+        output.print_line(f"aborted {counted(len(leftovers), 'upload')}")

@@ -132,8 +132,8 @@ def _check_not_remote(run: ReadableRun, step: int) -> None:
         StepNotFoundError: no tier has it, or the remote tier alone.
     """
     view = run.look_for(step)()
-    found = view.find(step)
-    holders = [store for store in view.stores if found in view.listings[store.name]]
+    checkpoint = view.find(step)
+    holders = [store for store in view.stores if checkpoint in view.listings[store.name]]
     if all(store.is_optional for store in holders):
         raise StepNotFoundError(
             f"verify step {step} of {run.location}: its remote tier alone has it; call `holdfast "

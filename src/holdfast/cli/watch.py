@@ -107,7 +107,10 @@ def screen(view: LiveView, lines: Sequence[str], width: int) -> Group:
     if view.last_failure:
         parts += [Text(""), Text("last failure: " + _printable(" ".join(view.last_failure)))]
     if view.problems:
-        parts += [Text(""), *(Text(f"not known: {_printable(one)}") for one in view.problems[:3])]
+        parts += [
+            Text(""),
+            *(Text(f"not known: {_printable(problem)}") for problem in view.problems[:3]),
+        ]
     if lines:
         parts += [Text(""), *(_line(line, width) for line in lines)]
     return Group(*parts)
@@ -124,7 +127,9 @@ def _facts(view: LiveView) -> Text:
     step = "no step yet" if view.step is None else step_text(view.step)
     facts = [step, f"attempt {view.attempt}", f"{view.failures} failures"]
     if view.goodput is not None:
-        shares = [f"{one.text} {share_text(one.share)}" for one in view.categories[1:]]
+        shares = [
+            f"{category.text} {share_text(category.share)}" for category in view.categories[1:]
+        ]
         rest = f" ({', '.join(shares)})" if shares else ""
         facts.append(f"goodput {view.goodput_text} of {view.wall}{rest}")
     return Text(" · ".join(facts))
