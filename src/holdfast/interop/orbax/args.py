@@ -219,10 +219,10 @@ def handler_of(given: object) -> type | None:
     if orbax is None or not issubclass(kind, orbax.CheckpointArgs):
         return None
     try:
-        found: type = orbax.get_registered_handler_cls(kind)
+        handler: type = orbax.get_registered_handler_cls(kind)
     except ValueError:
         return None
-    return found
+    return handler
 
 
 def checked(given: object, call: str) -> CheckpointArgs:

@@ -207,7 +207,7 @@ class CheckpointManager:
             multiprocessing_options=self._options.multiprocessing_options,
         )
         info = decisions.PolicyCheckpointInfo(step, datetime.now(tz=UTC))
-        previous = tuple(one for one in self._infos if one.step != step)
+        previous = tuple(entry for entry in self._infos if entry.step != step)
         return bool(policy.should_save(info, previous_steps=previous, context=context))
 
     def save(
@@ -241,7 +241,7 @@ class CheckpointManager:
         """
         self._check_open("save")
         number = _step(step, "save")
-        given = self._save_args(items, save_kwargs, args)
+        arguments = self._save_args(items, save_kwargs, args)
         is_due = bool(force) or self._is_due(number)
         is_in_ram = not is_due and self._is_due_in_ram(number)
         if not is_due and ((self._run is None and not is_in_ram) or self._options.read_only):
@@ -250,7 +250,7 @@ class CheckpointManager:
             raise StepAlreadyExistsError(
                 f"save step {number}: it is already saved in {self._directory}; delete it first"
             )
-        saved = self._state(given, metrics, custom_metadata)
+        saved = self._state(arguments, metrics, custom_metadata)
         return self._submit(number, saved, metrics, is_due=is_due, is_in_ram=is_in_ram)
 
     def overwrite(
@@ -279,7 +279,7 @@ class CheckpointManager:
                 number, args=args, metrics=metrics, force=force, custom_metadata=custom_metadata
             )
         self._check_open("save")
-        given = self._save_args(None, None, args)
+        arguments = self._save_args(None, None, args)
         newest = self.all_steps()[-1]
         if number < newest and force:
             raise StepOrderError(
@@ -289,7 +289,7 @@ class CheckpointManager:
         is_newest = number == newest and not self._options.read_only
         if not is_newest or not (force or self._ask(self._decides, number)):
             return False
-        saved = self._state(given, metrics, custom_metadata)
+        saved = self._state(arguments, metrics, custom_metadata)
         return self._submit(number, saved, metrics, overwrites=True)
 
     def _submit(
@@ -345,7 +345,7 @@ class CheckpointManager:
                 f"save: the item {(reserved or unknown)[0]!r} is "
                 + ("reserved" if reserved else f"not one of {', '.join(sorted(self._names))}")
             )
-        return {name: ocp_args.checked(one, f"save {name}") for name, one in checked.items()}
+        return {name: ocp_args.checked(entry, f"save {name}") for name, entry in checked.items()}
 
     def _args_of_items(self, items: Any, kwargs: Any, index: int) -> dict[str, Any]:
         """Return arguments (0: to save, 1: to restore) for items as old programs pass them."""
@@ -353,13 +353,13 @@ class CheckpointManager:
             self._is_default = True
         if self._is_default:
             items, kwargs = {DEFAULT_ITEM: items}, {DEFAULT_ITEM: kwargs}
-        found = {}
+        arguments = {}
         for name in {**(items or {}), **(kwargs or {})}:
             handler = self._handlers.get(name, handlers.StandardCheckpointHandler())
             kind = handlers.args_of(handler)[index]
             more = (kwargs or {}).get(name) or {}
-            found[name] = kind((items or {}).get(name), **more)
-        return found
+            arguments[name] = kind((items or {}).get(name), **more)
+        return arguments
 
     def _set_default(self, is_default: bool, call: str) -> None:
         if self._is_default is None:
@@ -378,7 +378,7 @@ class CheckpointManager:
     def _state(
         self, given: Mapping[str, Any], metrics: Any, custom: Any
     ) -> tuple[dict[str, Any], StepRecord]:
-        saved = {name: item_forms.saved(one, name) for name, one in given.items()}
+        saved = {name: item_forms.saved(argument, name) for name, argument in given.items()}
         record = StepRecord(
             items={name: item for name, (_, item) in saved.items()},
             is_default=bool(self._is_default),
@@ -402,7 +402,7 @@ class CheckpointManager:
 
     def _note_saved(self, step: int, record: StepRecord, run: shared_run.SharedRun) -> None:
         info = decisions.PolicyCheckpointInfo(step, record.time, record.metrics)
-        self._infos = sorted([*self._infos, info], key=lambda one: one.step)
+        self._infos = sorted([*self._infos, info], key=lambda entry: entry.step)
         kept = list(
             self._keeps.should_preserve(
                 tuple(self._infos), context=preservation.PreservationContext()
@@ -415,8 +415,8 @@ class CheckpointManager:
             )
         kept[-1] = True
         kept = [
-            is_kept or self._reader.is_old(one.step)
-            for one, is_kept in zip(self._infos, kept, strict=True)
+            is_kept or self._reader.is_old(entry.step)
+            for entry, is_kept in zip(self._infos, kept, strict=True)
         ]
         for gone in (i.step for i, stays in zip(self._infos, kept, strict=True) if not stays):
             run.doomed.add(gone)
@@ -432,7 +432,7 @@ class CheckpointManager:
         for step in self._replaced.keys() & set(steps):
             self._reader.forget_step(step)
             self._infos = sorted(
-                [*self._infos, self._replaced.pop(step)[0]], key=lambda one: one.step
+                [*self._infos, self._replaced.pop(step)[0]], key=lambda entry: entry.step
             )
 
     # Waiting.
@@ -538,8 +538,8 @@ class CheckpointManager:
             step = max(steps) if directory is not None else self.latest_step() or max(steps)
         number = _step(step, "restore")
         record = reader.step_record(number)
-        wanted = self._restore_args(record, items, restore_kwargs, args)
-        restored = reader.restore(number, wanted)
+        arguments = self._restore_args(record, items, restore_kwargs, args)
+        restored = reader.restore(number, arguments)
         if record.is_default and not (self._is_default is False and args is None):
             return restored[DEFAULT_ITEM]
         if record.metrics is not None and args is None and items is None:
@@ -582,8 +582,8 @@ class CheckpointManager:
         if not isinstance(checked, ocp_args.Composite):
             return {DEFAULT_ITEM: checked}
         return {
-            name: None if one is None else ocp_args.checked(one, f"restore {name}")
-            for name, one in (checked.items() or dict.fromkeys(record.items).items())
+            name: None if argument is None else ocp_args.checked(argument, f"restore {name}")
+            for name, argument in (checked.items() or dict.fromkeys(record.items).items())
         }
 
     def metrics(self, step: int) -> Any:
@@ -603,8 +603,8 @@ class CheckpointManager:
             return metadata.RootMetadata(custom_metadata=self._read_root_metadata())
         self._settle()
         record = self._reader.step_record(_step(step, "metadata"))
-        found = {name: metadata.of_item(item) for name, item in record.items.items()}
-        items = found[DEFAULT_ITEM] if record.is_default else ocp_args.as_composite(found)
+        entries = {name: metadata.of_item(item) for name, item in record.items.items()}
+        items = entries[DEFAULT_ITEM] if record.is_default else ocp_args.as_composite(entries)
         return metadata.of_step(record, items)
 
     def item_metadata(self, step: int) -> Any:
@@ -632,8 +632,8 @@ class CheckpointManager:
     def _read_root_metadata(self) -> dict[str, Any]:
         path = self._directory / ROOT_METADATA
         if path.exists():
-            found: dict[str, Any] = json.loads(path.read_text())
-            return found
+            content: dict[str, Any] = json.loads(path.read_text())
+            return content
         return orbax_directory.read_root_metadata(self._directory)
 
     # Ending.
@@ -697,19 +697,19 @@ def _items(
         "item_handlers": item_handlers,
         "handler_registry": registry,
     }
-    for one, other in EXCLUDING:
-        if given_by[one] and given_by[other]:
+    for option, other in EXCLUDING:
+        if given_by[option] and given_by[other]:
             raise InvalidArgumentError(
-                f"CheckpointManager({one}=..., {other}=...): expected one of the two, found both"
+                f"CheckpointManager({option}=..., {other}=...): expected one of the two, found both"
             )
-    given = checkpointers if checkpointers is not None else item_handlers
-    if isinstance(given, Mapping):
-        for handler in given.values():
+    chosen_handlers = checkpointers if checkpointers is not None else item_handlers
+    if isinstance(chosen_handlers, Mapping):
+        for handler in chosen_handlers.values():
             handlers.args_of(handler)
-        return dict(given), False
-    if given is not None:
-        is_composite = handlers.args_of(given)[0] is ocp_args.Composite
-        return ({}, False) if is_composite else ({DEFAULT_ITEM: given}, True)
+        return dict(chosen_handlers), False
+    if chosen_handlers is not None:
+        is_composite = handlers.args_of(chosen_handlers)[0] is ocp_args.Composite
+        return ({}, False) if is_composite else ({DEFAULT_ITEM: chosen_handlers}, True)
     if registry:
         return dict(registry), None
     return {}, False if names else None
@@ -726,11 +726,11 @@ def _numbers(metrics: Any) -> dict[str, float] | None:
     """Return the metrics that are numbers with names, which Holdfast shows."""
     if not isinstance(metrics, Mapping):
         return None
-    found = {}
+    numbers = {}
     for name, value in metrics.items():
         if isinstance(name, str) and not isinstance(value, bool | str):
             try:
-                found[name] = float(value)
+                numbers[name] = float(value)
             except (TypeError, ValueError):
                 continue
-    return found or None
+    return numbers or None

@@ -53,13 +53,13 @@ def checkpoints_iterator(
 ) -> Iterator[int]:
     """Yield the newest step whenever there is a newer one, until a wait ends; see above."""
     reader = _reader(checkpoint_dir, names)
-    wanted = None
+    next_step = None
     while True:
-        found = _awaited(reader, wanted, seconds_to_sleep, timeout, timeout_fn)
-        if found == -1:
+        newest = _awaited(reader, next_step, seconds_to_sleep, timeout, timeout_fn)
+        if newest == -1:
             return
-        wanted, started = found + 1, time.monotonic()
-        yield found
+        next_step, started = newest + 1, time.monotonic()
+        yield newest
         time.sleep(max(0.0, min_interval_secs - (time.monotonic() - started)))
 
 
@@ -68,10 +68,10 @@ IGNORED = ("snapshot_dir", "set_immutable", "ignore_snapshot_errors")
 
 
 def _reader(checkpoint_dir: str | os.PathLike[str], names: dict[str, Any]) -> RunReader:
-    given = {name: value for name, value in names.items() if name not in IGNORED}
-    names_steps = given.pop("step_name_format", None)
+    options = {name: value for name, value in names.items() if name not in IGNORED}
+    names_steps = options.pop("step_name_format", None)
     return RunReader(
-        Path(os.fspath(checkpoint_dir)), names_steps or step.standard_name_format(**given)
+        Path(os.fspath(checkpoint_dir)), names_steps or step.standard_name_format(**options)
     )
 
 

@@ -73,10 +73,10 @@ class Checkpointer:
         Raises:
             InvalidArgumentError: The path exists, or the item cannot be saved.
         """
-        given = self._given(self._save_args, items, named, "save")
-        is_default = not isinstance(given, ocp_args.Composite)
-        named_items = {DEFAULT_ITEM: given} if is_default else dict(given.items())
-        saved = {name: item_forms.saved(one, name) for name, one in named_items.items()}
+        arguments = self._given(self._save_args, items, named, "save")
+        is_default = not isinstance(arguments, ocp_args.Composite)
+        named_items = {DEFAULT_ITEM: arguments} if is_default else dict(arguments.items())
+        saved = {name: item_forms.saved(argument, name) for name, argument in named_items.items()}
         record = StepRecord(
             items={name: item for name, (_, item) in saved.items()},
             is_default=is_default,
@@ -107,26 +107,26 @@ class Checkpointer:
             InvalidArgumentError, StructureMismatchError: It is not as wanted.
             CheckpointDamagedError: It cannot be read.
         """
-        found = located(_path(directory))
-        record = found.reader.step_record(found.step)
-        given = self._given(self._restore_args, items, named, "restore")
-        item = found.item or (DEFAULT_ITEM if record.is_default else None)
+        place = located(_path(directory))
+        record = place.reader.step_record(place.step)
+        args = self._given(self._restore_args, items, named, "restore")
+        item = place.item or (DEFAULT_ITEM if record.is_default else None)
         if item is not None:
-            return found.reader.restore(found.step, {item: given})[item]
-        if not isinstance(given, ocp_args.Composite):
+            return place.reader.restore(place.step, {item: args})[item]
+        if not isinstance(args, ocp_args.Composite):
             raise InvalidArgumentError(
-                f"restore {directory}: expected a Composite, found {type(given).__name__}; it has "
+                f"restore {directory}: expected a Composite, found {type(args).__name__}; it has "
                 f"the items {', '.join(record.items)}"
             )
-        wanted = dict(given.items()) or dict.fromkeys(record.items)
-        return ocp_args.as_composite(found.reader.restore(found.step, wanted))
+        item_arguments = dict(args.items()) or dict.fromkeys(record.items)
+        return ocp_args.as_composite(place.reader.restore(place.step, item_arguments))
 
     def _given(self, kind: Any, items: tuple[Any, ...], named: dict[str, Any], call: str) -> Any:
-        given = named.pop("args", None)
-        if given is None and len(items) == 1 and isinstance(items[0], ocp_args.CheckpointArgs):
-            given = items[0]
-        if given is not None:
-            return ocp_args.checked(given, call)
+        arguments = named.pop("args", None)
+        if arguments is None and len(items) == 1 and isinstance(items[0], ocp_args.CheckpointArgs):
+            arguments = items[0]
+        if arguments is not None:
+            return ocp_args.checked(arguments, call)
         return kind(*items, **named)
 
     def metadata(self, directory: str | os.PathLike[str]) -> Any:
@@ -137,8 +137,8 @@ class Checkpointer:
         """
         located_at = located(_path(directory))
         record = located_at.reader.step_record(located_at.step)
-        found = {name: metadata.of_item(item) for name, item in record.items.items()}
-        items = found[DEFAULT_ITEM] if record.is_default else ocp_args.as_composite(found)
+        entries = {name: metadata.of_item(item) for name, item in record.items.items()}
+        items = entries[DEFAULT_ITEM] if record.is_default else ocp_args.as_composite(entries)
         return metadata.of_step(record, items)
 
     def wait_until_finished(self) -> None:

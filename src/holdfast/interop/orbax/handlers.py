@@ -82,14 +82,16 @@ def args_of(handler: Any) -> tuple[type, type]:
         InvalidArgumentError: The handler is not known.
     """
     handler = getattr(handler, "handler", handler)
-    known = handler if isinstance(handler, CheckpointHandler) else OWN.get(type(handler).__name__)
-    if known is None:
+    own_handler = (
+        handler if isinstance(handler, CheckpointHandler) else OWN.get(type(handler).__name__)
+    )
+    if own_handler is None:
         raise InvalidArgumentError(
             f"CheckpointManager: expected one of the handlers {', '.join(OWN)}, found "
             f"{type(handler).__module__}.{type(handler).__qualname__}; pass its own arguments to "
             "save and restore instead"
         )
-    return known.save_args, known.restore_args
+    return own_handler.save_args, own_handler.restore_args
 
 
 class CheckpointHandlerRegistry:

@@ -73,12 +73,12 @@ def saved(given: Any, name: str) -> tuple[Any, ItemRecord]:
         )
     with tempfile.TemporaryDirectory(prefix="holdfast-item-") as folder:
         handler().save(path_of(Path(folder)), args=given)
-        found = {
+        files = {
             str(file.relative_to(folder)): file.read_bytes()
             for file in sorted(Path(folder).rglob("*"))
             if file.is_file()
         }
-    return FolderState(found), ItemRecord(kind="folder", handler=type(given).__qualname__)
+    return FolderState(files), ItemRecord(kind="folder", handler=type(given).__qualname__)
 
 
 def _saved_tree(given: Any, name: str) -> tuple[Any, ItemRecord]:
@@ -190,14 +190,14 @@ class ItemRestore:
             }
 
     def _tree_args(self) -> Any:
-        given = self._given
-        if isinstance(given, ocp_args.ArrayRestore):
-            if given.restore_args is not None:
-                return ocp_args.PyTreeRestore(restore_args=given.restore_args)
-            return ocp_args.StandardRestore(given.item)
-        if isinstance(given, ocp_args.JaxRandomKeyRestore):
-            return ocp_args.PyTreeRestore(restore_args=given.restore_args)
-        return ocp_args.StandardRestore() if given is None else given
+        arguments = self._given
+        if isinstance(arguments, ocp_args.ArrayRestore):
+            if arguments.restore_args is not None:
+                return ocp_args.PyTreeRestore(restore_args=arguments.restore_args)
+            return ocp_args.StandardRestore(arguments.item)
+        if isinstance(arguments, ocp_args.JaxRandomKeyRestore):
+            return ocp_args.PyTreeRestore(restore_args=arguments.restore_args)
+        return ocp_args.StandardRestore() if arguments is None else arguments
 
     def finish(self, read: Mapping[tuple[Any, ...], Any]) -> Any:
         """Return the item, made of the leaves that were read, by path."""

@@ -56,15 +56,18 @@ class OldSteps:
             return {}
         if orbax_directory.is_checkpoint(folder, as_item=True):
             return {0: folder}
-        found = {}
+        paths = {}
         if self._names is None or hasattr(self._names, "step_of"):
             for path in folder.iterdir():
                 step = self._step_of(path.name)
                 if step is not None:
-                    found[step] = path
+                    paths[step] = path
         else:
-            found = {one.step: Path(os.fspath(one.path)) for one in self._names.find_all(folder)}
-        return {step: path for step, path in found.items() if orbax_directory.is_checkpoint(path)}
+            paths = {
+                named_step.step: Path(os.fspath(named_step.path))
+                for named_step in self._names.find_all(folder)
+            }
+        return {step: path for step, path in paths.items() if orbax_directory.is_checkpoint(path)}
 
     def _step_of(self, name: str) -> int | None:
         if self._names is not None:
@@ -88,7 +91,7 @@ class OldSteps:
         """
         path = self._paths[step]
         try:
-            found = self.read_step(step)
+            content = self.read_step(step)
         except CheckpointDamagedError as error:
             if step not in self._reported:
                 log.warning("step %d is damaged, and cannot be restored: %s", step, error)
@@ -98,9 +101,9 @@ class OldSteps:
         return StepRecord(
             items={},
             is_default=False,
-            time=found.time,
-            metrics=found.metrics,
-            custom_metadata=found.custom_metadata,
+            time=content.time,
+            metrics=content.metrics,
+            custom_metadata=content.custom_metadata,
         )
 
     def record_of(self, step: int) -> StepRecord:
@@ -112,14 +115,14 @@ class OldSteps:
         """
         from holdfast.interop.orbax import orbax_files
 
-        found = self.read_step(step)
-        items = {item.name: orbax_files.read_outline(item) for item in found.items}
+        content = self.read_step(step)
+        items = {item.name: orbax_files.read_outline(item) for item in content.items}
         return StepRecord(
             items=items,
             is_default=[*items] == [DEFAULT_ITEM],
-            time=found.time,
-            metrics=found.metrics,
-            custom_metadata=found.custom_metadata,
+            time=content.time,
+            metrics=content.metrics,
+            custom_metadata=content.custom_metadata,
         )
 
     def item(self, step: int, name: str) -> OrbaxItem:

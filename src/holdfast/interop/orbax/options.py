@@ -183,14 +183,14 @@ def _of_orbax(options: Any) -> CheckpointManagerOptions:
     names = {field.name for field in dataclasses.fields(CheckpointManagerOptions)}
     if not dataclasses.is_dataclass(options) or isinstance(options, type):
         raise _invalid("...", "CheckpointManagerOptions", type(options).__name__)
-    given = {field.name: getattr(options, field.name) for field in dataclasses.fields(options)}
-    unknown = sorted(set(given) - names)
+    values = {field.name: getattr(options, field.name) for field in dataclasses.fields(options)}
+    unknown = sorted(set(values) - names)
     if unknown:
         raise _invalid(", ".join(unknown), "the options of Orbax 0.12.8", "others")
-    is_read_only = given.get("read_only", False)
+    is_read_only = values.get("read_only", False)
     if is_read_only:
-        given.pop("save_interval_steps")
-    return CheckpointManagerOptions(**given)
+        values.pop("save_interval_steps")
+    return CheckpointManagerOptions(**values)
 
 
 def _check_processes(given: Any) -> None:

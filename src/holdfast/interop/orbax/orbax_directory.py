@@ -91,7 +91,7 @@ def find_steps(source: Path) -> list[tuple[int, Path]]:
         raise InvalidArgumentError(f"import {source}: expected a directory, found none")
     if is_checkpoint(source):
         return [(_step_of(source.name) or 0, source)]
-    found: dict[int, Path] = {}
+    folders: dict[int, Path] = {}
     named = [path for path in sorted(source.iterdir()) if path.is_dir()]
     steps = [(number, path) for path in named if (number := _step_of(path.name)) is not None]
     if not any(is_checkpoint(path) for _, path in steps):
@@ -108,19 +108,19 @@ def find_steps(source: Path) -> list[tuple[int, Path]]:
         )
     for number, path in steps:
         if not is_checkpoint(path):
-            if not any(one.is_file() for one in path.rglob("*")):
+            if not any(file.is_file() for file in path.rglob("*")):
                 log.warning("import %s: it is empty; skipped", path)
                 continue
             raise CheckpointDamagedError(
                 f"import {path}: expected a checkpoint of Orbax, found neither {OF_STEP} nor "
                 f"{OF_TREE} in it; move the folder away to import the others"
             )
-        if number in found:
+        if number in folders:
             raise CheckpointDamagedError(
-                f"import {path}: expected one folder for step {number}, found {found[number]} too"
+                f"import {path}: expected one folder for step {number}, found {folders[number]} too"
             )
-        found[number] = path
-    return sorted(found.items())
+        folders[number] = path
+    return sorted(folders.items())
 
 
 def _has_checkpoints(folder: Path) -> bool:
@@ -163,7 +163,7 @@ def read_step(step: int, path: Path) -> OrbaxStep:
     if (path / OF_TREE).exists() or (path / MANIFEST).exists() or isinstance(written, str):
         items = [_item(DEFAULT_ITEM, path, handlers.get(DEFAULT_ITEM) or "")]
     else:
-        folders = {one.name: one for one in sorted(path.iterdir()) if one.is_dir()}
+        folders = {folder.name: folder for folder in sorted(path.iterdir()) if folder.is_dir()}
         names = {*folders, *(name for name, handler in handlers.items() if handler)} - {METRICS}
         items = []
         for name in sorted(names):
@@ -186,7 +186,7 @@ def read_step(step: int, path: Path) -> OrbaxStep:
 
 def _item(name: str, path: Path, handler: str) -> OrbaxItem:
     handler = handler.rpartition(".")[2]
-    files = {one.name for one in path.iterdir()} - {SUCCESS}
+    files = {file.name for file in path.iterdir()} - {SUCCESS}
     kind = _KINDS.get(handler)
     if kind is None and (OF_TREE in files or MANIFEST in files):
         kind = "tree"
@@ -201,18 +201,18 @@ def read_leaves(folder: Path) -> tuple[list[OrbaxLeaf], Any]:
     Raises:
         CheckpointDamagedError: A file is missing or damaged; the message names it.
     """
-    found = read_json(folder / OF_TREE)
+    content = read_json(folder / OF_TREE)
     try:
-        if found.get("use_ocdbt") and not (folder / MANIFEST).exists():
+        if content.get("use_ocdbt") and not (folder / MANIFEST).exists():
             raise CheckpointDamagedError(f"read {folder / MANIFEST}: expected a file, found none")
         entries = [
             (
                 tuple(_entry(key) for key in entry["key_metadata"]),
                 str(entry["value_metadata"]["value_type"]),
             )
-            for entry in found["tree_metadata"].values()
+            for entry in content["tree_metadata"].values()
         ]
-        custom = found.get("custom_metadata")
+        custom = content.get("custom_metadata")
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise CheckpointDamagedError(
             f"read {folder / OF_TREE}: expected the metadata of a tree, found {error!r}"
@@ -270,7 +270,7 @@ def _described(orbax: dict[str, Any]) -> dict[str, Any]:
 def _device_ids(mesh: Any) -> list[int]:
     if isinstance(mesh, dict):
         return [mesh["id"]]
-    return [one for part in mesh for one in _device_ids(part)]
+    return [device_id for part in mesh for device_id in _device_ids(part)]
 
 
 def read_json(file: Path) -> Any:
@@ -282,9 +282,9 @@ def read_json(file: Path) -> Any:
     try:
         return json.loads(file.read_text("utf-8"))
     except (OSError, ValueError) as error:
-        found = "none" if isinstance(error, FileNotFoundError) else str(error)
+        problem = "none" if isinstance(error, FileNotFoundError) else str(error)
         raise CheckpointDamagedError(
-            f"read {file}: expected a file with JSON, found {found}"
+            f"read {file}: expected a file with JSON, found {problem}"
         ) from error
 
 
@@ -312,10 +312,10 @@ def read_key_kinds(folder: Path) -> dict[str, str]:
     """
     kinds = {}
     for file in sorted((folder / ARRAYS).glob("process_*")):
-        found = read_json(file)
+        content = read_json(file)
         try:
-            for one in found["array_metadatas"]:
-                described = one["array_metadata"]
+            for entry in content["array_metadatas"]:
+                described = entry["array_metadata"]
                 kind = (described.get("ext_metadata") or {}).get("random_key_impl")
                 if kind is not None:
                     kinds[described["param_name"]] = kind
@@ -333,6 +333,6 @@ def read_root_metadata(directory: Path) -> dict[str, Any]:
         CheckpointDamagedError: The file is damaged.
     """
     file = directory / "metadata" / OF_ROOT
-    found = read_json(file) if file.exists() else {}
-    custom = found.get("custom_metadata") if isinstance(found, dict) else None
+    content = read_json(file) if file.exists() else {}
+    custom = content.get("custom_metadata") if isinstance(content, dict) else None
     return custom if isinstance(custom, dict) else {}

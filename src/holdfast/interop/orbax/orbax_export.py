@@ -97,18 +97,18 @@ def export_orbax(
     step_folder = Path(os.path.abspath(target)) / str(step)
     if os.path.lexists(step_folder):
         raise _existing(step, target)
-    found = run.metadata(step)
+    metadata = run.metadata(step)
     with jax.enable_x64(True):
         folder = scratch_folder(target)
         state = read_whole_step(run.directory, step, folder, _array_of, progress)
-        if isinstance(found.values.get(RECORD), str):
-            record = records.decoded(str(found.values[RECORD]))
+        if isinstance(metadata.values.get(RECORD), str):
+            record = records.decoded(str(metadata.values[RECORD]))
             items = _items(run, step, state, record)
             args: Any = items[DEFAULT_ITEM] if record.is_default else ocp.args.Composite(**items)
             metrics, custom_metadata = record.metrics, record.custom_metadata
         else:
             args = _tree_args(state, "", None)
-            metrics, custom_metadata = found.metrics, None
+            metrics, custom_metadata = metadata.metrics, None
         with translated("export to", step_folder.parent), _new_step(step_folder) as building:
             _write(step, building, target, args, metrics, custom_metadata)
 
@@ -170,43 +170,43 @@ def _items(run: Run, step: int, state: Any, record: StepRecord) -> dict[str, Any
     for name, item in record.items.items():
         if item.kind == "folder":
             continue
-        given = own_args.StandardRestore(fallback_sharding=host) if item.kind == "tree" else None
-        restore = ItemRestore(name, item, given)
+        args = own_args.StandardRestore(fallback_sharding=host) if item.kind == "tree" else None
+        restore = ItemRestore(name, item, args)
         restored[name] = restore.finish(
             {path: _leaf(state, (name, *path), like) for path, like in restore.wanted.items()}
         )
-    found = {}
+    item_args = {}
     for name, item in record.items.items():
         match item.kind:
             case "tree":
-                found[name] = _tree_args(restored[name], name, item.custom_metadata)
+                item_args[name] = _tree_args(restored[name], name, item.custom_metadata)
             case "array":
                 _check_leaf(restored[name], name)
-                found[name] = ocp.args.ArraySave(restored[name])
+                item_args[name] = ocp.args.ArraySave(restored[name])
             case "json":
-                found[name] = ocp.args.JsonSave(restored[name])
+                item_args[name] = ocp.args.JsonSave(restored[name])
             case "key":
-                found[name] = ocp.args.JaxRandomKeySave(restored[name])
+                item_args[name] = ocp.args.JaxRandomKeySave(restored[name])
             case "numpy_random":
-                found[name] = ocp.args.NumpyRandomKeySave(restored[name])
+                item_args[name] = ocp.args.NumpyRandomKeySave(restored[name])
             case _:
                 files: dict[str, bytes] = {}
                 for of_process in run.process_values(step)[name]:
                     files |= of_process
-                found[name] = _FilesSave(files)
-    return found
+                item_args[name] = _FilesSave(files)
+    return item_args
 
 
 def _leaf(state: Any, path: tuple[Any, ...], like: Any) -> Any:
     """Return the leaf at `path`, as a restore like `like` would."""
     if like is None:
         return None
-    found = value_at(state, path)
+    leaf = value_at(state, path)
     if isinstance(like, np.ndarray):
-        return np.asarray(found)
-    if isinstance(like, jax.ShapeDtypeStruct) and like.sharding != found.sharding:
-        return jax.device_put(found, like.sharding)
-    return found
+        return np.asarray(leaf)
+    if isinstance(like, jax.ShapeDtypeStruct) and like.sharding != leaf.sharding:
+        return jax.device_put(leaf, like.sharding)
+    return leaf
 
 
 def _tree_args(tree: Any, name: str, custom_metadata: Any) -> Any:
@@ -244,7 +244,7 @@ _HANDLERS = {
 def _handlers(args: Any) -> Any:
     """Return the handler of the one item, or of each item by name: Orbax wants all or none."""
     if isinstance(args, ocp.args.Composite):
-        return {name: _handler_of(given) for name, given in args.items()}
+        return {name: _handler_of(argument) for name, argument in args.items()}
     return _handler_of(args)
 
 

@@ -68,8 +68,8 @@ def _read_small_item(item: OrbaxItem) -> tuple[Any, ItemRecord]:
             )
         case "array":
             leaves, _ = read_leaves(item.path)
-            given = _restore_args(leaves[0]) if leaves else ocp.RestoreArgs()
-            args = ocp.args.ArrayRestore(restore_args=given)
+            restore_args = _restore_args(leaves[0]) if leaves else ocp.RestoreArgs()
+            args = ocp.args.ArrayRestore(restore_args=restore_args)
             value = _restore(item.path, ocp.ArrayCheckpointHandler(), args)
             return item_forms.saved(own_args.ArraySave(value), item.name)
         case "key":
@@ -170,9 +170,9 @@ def _translated(path: Path) -> Iterator[None]:
         first: BaseException = error
         while first.__cause__ is not None or first.__context__ is not None:
             first = first.__cause__ or first.__context__ or first
-        found = str(first).partition(" [tensorstore_spec=")[0].partition("\n")[0] or repr(first)
+        problem = str(first).partition(" [tensorstore_spec=")[0].partition("\n")[0] or repr(first)
         raise CheckpointDamagedError(
-            f"read {path}: expected an item that Orbax can read, found {found[:_SHOWN_MAX]}"
+            f"read {path}: expected an item that Orbax can read, found {problem[:_SHOWN_MAX]}"
         ) from error
 
 
@@ -215,12 +215,12 @@ def read_outline(item: OrbaxItem) -> ItemRecord:
 
 def _outline(item: OrbaxItem, leaves: list[OrbaxLeaf]) -> outlines.TreeOutline:
     with _translated(item.path), contextlib.closing(ocp.PyTreeCheckpointHandler()) as handler:
-        found = handler.metadata(epath.Path(item.path))
-    tree = getattr(found, "tree", found)
+        metadata = handler.metadata(epath.Path(item.path))
+    tree = getattr(metadata, "tree", metadata)
     described = {
-        one.name: one
-        for one in jax.tree_util.tree_leaves(tree, is_leaf=lambda node: hasattr(node, "dtype"))
-        if hasattr(one, "name")
+        leaf.name: leaf
+        for leaf in jax.tree_util.tree_leaves(tree, is_leaf=lambda node: hasattr(node, "dtype"))
+        if hasattr(leaf, "name")
     }
     key_kinds = read_key_kinds(item.path)
     shardings: list[Any] = []
@@ -280,13 +280,13 @@ def read_like(
         args = ocp.args.ArrayRestore(restore_args=_args_like(like[()]))
         return {(): _restore(item.path, ocp.ArrayCheckpointHandler(), args)}
     value, _ = _read_small_item(item)
-    found = {}
+    values = {}
     for path in like:
         leaf = value
         for key in path:
             leaf = leaf[key]
-        found[path] = leaf
-    return found
+        values[path] = leaf
+    return values
 
 
 def _read_leaves_like(
@@ -301,12 +301,14 @@ def _read_leaves_like(
             items.append((leaf.path, empty))
             args.append((leaf.path, empty))
             continue
-        wanted = like.get(leaf.path_keys, ...)
-        items.append((leaf.path, ocp.PLACEHOLDER if wanted is ... else 0))
-        args.append((leaf.path, ocp.RestoreArgs() if wanted is ... else _args_like(wanted)))
+        target = like.get(leaf.path_keys, ...)
+        items.append((leaf.path, ocp.PLACEHOLDER if target is ... else 0))
+        args.append((leaf.path, ocp.RestoreArgs() if target is ... else _args_like(target)))
     # With `partial_restore` Orbax would read the leaves in place of the placeholders too.
-    given = ocp.args.PyTreeRestore(item=outlines.built(items), restore_args=outlines.built(args))
-    tree = _restore(item.path, ocp.PyTreeCheckpointHandler(), given)
+    arguments = ocp.args.PyTreeRestore(
+        item=outlines.built(items), restore_args=outlines.built(args)
+    )
+    tree = _restore(item.path, ocp.PyTreeCheckpointHandler(), arguments)
     read = {tuple(e.key for e in path): leaf for path, leaf in outlines.flattened(tree)[0]}
     return {path: read[path] for path in like if path in read}
 

@@ -64,12 +64,12 @@ def import_orbax(
     with contextlib.ExitStack() as opened, jax.enable_x64(True):
         manager: holdfast.CheckpointManager | None = None
         for step, path in missing.items():
-            found = read_step(step, path)
-            state = _read_state(found, scratch_folder(directory))
+            content = read_step(step, path)
+            state = _read_state(content, scratch_folder(directory))
             if manager is None:
                 # Only now, so that a directory that cannot be read leaves no empty run.
                 manager = opened.enter_context(_manager(directory))
-            manager.save(step, state, metrics=_numbers(found.metrics), force=True)
+            manager.save(step, state, metrics=_numbers(content.metrics), force=True)
             del state
             manager.wait_until_finished()
             progress(step, True)
@@ -109,8 +109,8 @@ def _missing_steps(
                     "directory"
                 )
             continue
-        found = read_step(step, path)
-        if found.is_dated and reader.step_record(step).time != found.time:
+        content = read_step(step, path)
+        if content.is_dated and reader.step_record(step).time != content.time:
             raise InvalidArgumentError(
                 f"import {path}: {directory} has another checkpoint of step {step}; import to "
                 "another directory"
@@ -150,9 +150,9 @@ def _read_state(found: OrbaxStep, folder: Path) -> dict[str, Any]:
 
 def _numbers(metrics: Any) -> dict[str, float] | None:
     """Return the metrics that `holdfast ls` can show."""
-    found = {
+    numbers = {
         name: float(value)
         for name, value in (metrics.items() if isinstance(metrics, dict) else ())
         if isinstance(value, int | float) and not isinstance(value, bool)
     }
-    return found or None
+    return numbers or None

@@ -172,7 +172,7 @@ def _outline(signatures: tuple[tuple[TreePath, Any], ...]) -> TreeOutline:
         for path, (kind, shape, dtype, sharding) in signatures
     ]
     return TreeOutline(
-        leaves=tuple(leaves), shardings=tuple(shardings.described(one) for one in index)
+        leaves=tuple(leaves), shardings=tuple(shardings.described(sharding) for sharding in index)
     )
 
 

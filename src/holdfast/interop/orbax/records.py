@@ -71,7 +71,7 @@ class StepRecord:
 
 def decoded(text: str) -> StepRecord:
     """Return the record that `StepRecord.encoded` wrote."""
-    found = json.loads(text)
+    content = json.loads(text)
     items = {
         name: ItemRecord(
             kind=item["kind"],
@@ -79,14 +79,14 @@ def decoded(text: str) -> StepRecord:
             handler=item["handler"],
             custom_metadata=item["custom_metadata"],
         )
-        for name, item in found["items"].items()
+        for name, item in content["items"].items()
     }
     return StepRecord(
         items=items,
-        is_default=found["is_default"],
-        time=datetime.fromisoformat(found["time"]),
-        metrics=found["metrics"],
-        custom_metadata=found["custom_metadata"],
+        is_default=content["is_default"],
+        time=datetime.fromisoformat(content["time"]),
+        metrics=content["metrics"],
+        custom_metadata=content["custom_metadata"],
     )
 
 

@@ -74,7 +74,7 @@ def restore_args_as_placed(target: Any) -> Any:
             return RestoreArgs(restore_type=leaf)
         if isinstance(leaf, jax.ShapeDtypeStruct) and leaf.sharding is None:
             return ArrayRestoreArgs(dtype=leaf.dtype, global_shape=tuple(leaf.shape))
-        found: RestoreArgs = construct_restore_args(leaf)
-        return found
+        arguments: RestoreArgs = construct_restore_args(leaf)
+        return arguments
 
     return jax.tree_util.tree_map(of_leaf, target)

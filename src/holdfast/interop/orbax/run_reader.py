@@ -89,8 +89,8 @@ class RunReader:
 
     def forget_step(self, step: int | None = None) -> None:
         """Read the record of `step` anew, or all."""
-        for known in list(self._known) if step is None else [step]:
-            self._known.pop(known, None)
+        for number in list(self._known) if step is None else [step]:
+            self._known.pop(number, None)
         self._of_run -= {step}
 
     def step_record(self, step: int) -> StepRecord:
@@ -100,10 +100,10 @@ class RunReader:
             CheckpointNotFoundError: There is no checkpoint of the step.
             InvalidArgumentError: Another program saved it.
         """
-        found = self._known.get(step)
-        if found is None and self.is_old(step):
+        record = self._known.get(step)
+        if record is None and self.is_old(step):
             return self._old.record_of(step)
-        if found is None:
+        if record is None:
             values, _ = self._values(step)
             text = values.get(RECORD)
             if not isinstance(text, str):
@@ -111,18 +111,18 @@ class RunReader:
                     f"read step {step} of {self.directory}: it was saved with Holdfast's own "
                     "interface; restore it with holdfast.open_run"
                 )
-            found = self._known[step] = records.decoded(text)
-        return found
+            record = self._known[step] = records.decoded(text)
+        return record
 
     def _values(self, step: int) -> tuple[Mapping[str, Any], Any]:
         source = self._source()
         if source is None:
             raise self._missing(step)
         try:
-            found = source.metadata(step)
+            metadata = source.metadata(step)
         except StepNotFoundError as error:
             raise self._missing(step) from error
-        return found.values, source
+        return metadata.values, source
 
     def _missing(self, step: int) -> CheckpointNotFoundError:
         return CheckpointNotFoundError(
@@ -148,7 +148,7 @@ class RunReader:
                 f"{', '.join(record.items) or 'none'}"
             )
         items = {
-            name: ItemRestore(name, record.items[name], given) for name, given in wanted.items()
+            name: ItemRestore(name, record.items[name], target) for name, target in wanted.items()
         }
         if self.is_old(step):
             return {name: self._restore_old(step, name, item) for name, item in items.items()}

@@ -89,9 +89,9 @@ class NameFormat:
         Raises:
             CheckpointNotFoundError: A `ValueError`: it is not there.
         """
-        for found in self.find_all(base_path):
-            if found.step == step:
-                return found
+        for named_step in self.find_all(base_path):
+            if named_step.step == step:
+                return named_step
         raise NamedStepNotFoundError(
             f"find step {step}: {base_path} has no checkpoint of it named {self.build_name(step)}"
         )
@@ -118,11 +118,11 @@ class CompositeNameFormat:
     def find_all(self, base_path: str | os.PathLike[str]) -> Iterator[Any]:
         """Yield the steps of a program's directory."""
         seen = set()
-        for one in self.read_name_formats:
-            for found in one.find_all(base_path):
-                if found.step not in seen:
-                    seen.add(found.step)
-                    yield found
+        for name_format in self.read_name_formats:
+            for named_step in name_format.find_all(base_path):
+                if named_step.step not in seen:
+                    seen.add(named_step.step)
+                    yield named_step
 
     def find_step(self, base_path: str | os.PathLike[str], step: int) -> Any:
         """Return a step of a program's directory.
@@ -130,9 +130,9 @@ class CompositeNameFormat:
         Raises:
             CheckpointNotFoundError: A `ValueError`: it is not there.
         """
-        for found in self.find_all(base_path):
-            if found.step == step:
-                return found
+        for named_step in self.find_all(base_path):
+            if named_step.step == step:
+                return named_step
         raise NamedStepNotFoundError(f"find step {step}: {base_path} has no checkpoint of it")
 
 

@@ -221,8 +221,8 @@ class EmergencyCheckpointManager(TieredCheckpointManager):
     ) -> None:
         del local_directory, global_mesh, logger, item_handlers, handler_registry
         del persistent_non_replicated_directory
-        given = options or EmergencyOptions()
-        local, persistent = given.local, given.persistent
+        settings = options or EmergencyOptions()
+        local, persistent = settings.local, settings.persistent
         self._abstract_state = abstract_state
         super().__init__(
             persistent_directory,
@@ -233,11 +233,11 @@ class EmergencyCheckpointManager(TieredCheckpointManager):
                 should_save_fn=persistent.should_save_fn,
                 save_decision_policy=persistent.save_decision_policy,
                 preservation_policy=persistent.preservation_policy,
-                step_name_format=given.step_name_format,
-                single_host_load_and_broadcast=_broadcasts(given.step_name_format),
-                cleanup_tmp_directories=given.cleanup_tmp_directories,
-                enable_async_checkpointing=given.enable_async_checkpointing,
-                async_options=given.async_options,
+                step_name_format=settings.step_name_format,
+                single_host_load_and_broadcast=_broadcasts(settings.step_name_format),
+                cleanup_tmp_directories=settings.cleanup_tmp_directories,
+                enable_async_checkpointing=settings.enable_async_checkpointing,
+                async_options=settings.async_options,
             ),
             *_ram_tier(local),
             metadata=metadata,
@@ -262,10 +262,10 @@ class EmergencyCheckpointManager(TieredCheckpointManager):
     def restore(self, step: int | None, args: Any = None) -> Any:  # type: ignore[override]
         """Restore the state, like `abstract_state`, and the `dataset` if `args` has it."""
         like = restore_args_as_placed(self._abstract_state)
-        wanted = {STATE: ocp_args.PyTreeRestore(self._abstract_state, restore_args=like)}
+        arguments = {STATE: ocp_args.PyTreeRestore(self._abstract_state, restore_args=like)}
         if args is not None and DATASET in args:
-            wanted[DATASET] = args[DATASET]
-        return super().restore(step, args=ocp_args.Composite(**wanted))
+            arguments[DATASET] = args[DATASET]
+        return super().restore(step, args=ocp_args.Composite(**arguments))
 
 
 class ReplicatorCheckpointManager(TieredCheckpointManager):
@@ -292,20 +292,20 @@ class ReplicatorCheckpointManager(TieredCheckpointManager):
         handler_registry: Any = None,
     ) -> None:
         del global_mesh, handler_registry
-        given = options or ReplicatorCheckpointManagerOptions()
-        if given.use_colocated_python:
+        settings = options or ReplicatorCheckpointManagerOptions()
+        if settings.use_colocated_python:
             raise InvalidArgumentError(
                 "ReplicatorCheckpointManagerOptions(use_colocated_python=...): not supported: "
                 "Holdfast runs in each process of a job; leave it out"
             )
         durable = CheckpointManagerOptions(
             save_decision_policy=decisions.ContinuousCheckpointingPolicy(),
-            preservation_policy=given.preservation_policy or preservation.LatestN(1),
-            step_name_format=given.step_name_format,
-            single_host_load_and_broadcast=_broadcasts(given.step_name_format),
-            enable_async_checkpointing=given.enable_async_checkpointing,
+            preservation_policy=settings.preservation_policy or preservation.LatestN(1),
+            step_name_format=settings.step_name_format,
+            single_host_load_and_broadcast=_broadcasts(settings.step_name_format),
+            enable_async_checkpointing=settings.enable_async_checkpointing,
         )
-        local = RamOptions(given.save_interval_steps, should_save_fn=given.should_save_fn)
+        local = RamOptions(settings.save_interval_steps, should_save_fn=settings.should_save_fn)
         super().__init__(persistent_directory or local_directory, durable, *_ram_tier(local))
 
     def _is_due(self, step: int) -> bool:
@@ -357,27 +357,27 @@ class PeerCheckpointManager(TieredCheckpointManager):
         options: Any = None,
     ) -> None:
         del global_mesh, abstract_state, local_directory
-        given = options or PeerOptions()
+        settings = options or PeerOptions()
         if persistent_directory is None:
             raise InvalidArgumentError(
                 "p2p.CheckpointManager(persistent_directory=None): expected a directory that all "
                 "hosts share; the run has its records there"
             )
-        if given.local.save_interval_offset_steps:
+        if settings.local.save_interval_offset_steps:
             raise InvalidArgumentError(
                 "LocalCheckpointOptions(save_interval_offset_steps=...): not supported: expected "
-                f"0, found {given.local.save_interval_offset_steps}"
+                f"0, found {settings.local.save_interval_offset_steps}"
             )
-        interval = given.persistent.save_interval_steps
-        offset = given.persistent.save_interval_offset_steps
-        local = RamOptions(given.local.save_interval_steps, given.local.max_to_keep)
+        interval = settings.persistent.save_interval_steps
+        offset = settings.persistent.save_interval_offset_steps
+        local = RamOptions(settings.local.save_interval_steps, settings.local.max_to_keep)
         super().__init__(
             persistent_directory,
             CheckpointManagerOptions(
                 should_save_fn=lambda step, _: step >= offset and (step - offset) % interval == 0,
-                max_to_keep=given.persistent.max_to_keep,
-                step_name_format=given.step_name_format,
-                single_host_load_and_broadcast=_broadcasts(given.step_name_format),
+                max_to_keep=settings.persistent.max_to_keep,
+                step_name_format=settings.step_name_format,
+                single_host_load_and_broadcast=_broadcasts(settings.step_name_format),
             ),
             *_ram_tier(local),
         )
@@ -442,8 +442,10 @@ def _own_policy(policy: Any) -> Any:
         case "PreemptionCheckpointingPolicy":
             return own_decisions.PreemptionCheckpointingPolicy()
         case "AnySavePolicy":
-            members = [one for one in policy.policies if type(one).__name__ != "InitialSavePolicy"]
-            return own_decisions.AnySavePolicy([_own_policy(one) for one in members])
+            members = [
+                member for member in policy.policies if type(member).__name__ != "InitialSavePolicy"
+            ]
+            return own_decisions.AnySavePolicy([_own_policy(member) for member in members])
     raise InvalidArgumentError(
         "LocalCheckpointOptions(save_decision_policy=...): expected FixedIntervalPolicy, "
         "SpecificStepsPolicy, PreemptionCheckpointingPolicy or AnySavePolicy of them, found "
@@ -459,9 +461,9 @@ def _check_items(args: Any, call: str, names: tuple[str, ...] | None) -> None:
     """Check that the arguments are a `Composite` with `state`, and no other items than `names`."""
     is_composite = isinstance(ocp_args.checked(args, call), ocp_args.Composite)
     if not is_composite or STATE not in args:
-        found = ", ".join(args) if is_composite else type(args).__name__
+        names_text = ", ".join(args) if is_composite else type(args).__name__
         raise InvalidArgumentError(
-            f"{call}: expected a Composite with the item {STATE!r}, found {found or 'nothing'}"
+            f"{call}: expected a Composite with the item {STATE!r}, found {names_text or 'nothing'}"
         )
     unknown = [name for name in args if names is not None and name not in names]
     if unknown:

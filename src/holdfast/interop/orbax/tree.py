@@ -66,7 +66,7 @@ def is_empty_or_leaf(node: Any) -> bool:
 
 
 def _children(node: Any) -> list[Any]:
-    return jax.tree_util.tree_flatten_with_path(node, is_leaf=lambda one: one is not node)[0]
+    return jax.tree_util.tree_flatten_with_path(node, is_leaf=lambda child: child is not node)[0]
 
 
 def is_sequence_key(key: Any) -> bool:
@@ -81,7 +81,9 @@ def is_dict_key(key: Any) -> bool:
 
 def is_flat_dict(tree: Any) -> bool:
     """Return whether a tree is a dict of leaves."""
-    return isinstance(tree, dict) and all(jax.tree_util.all_leaves([one]) for one in tree.values())
+    return isinstance(tree, dict) and all(
+        jax.tree_util.all_leaves([value]) for value in tree.values()
+    )
 
 
 def to_flat_dict(
@@ -110,8 +112,8 @@ def from_flat_dict(
     """
     leaves: Any = flat_dict if inplace else dict(flat_dict)
     if target is not None:
-        found = [leaves.pop(path) for path in to_flat_dict(target, sep=sep)]
-        return jax.tree_util.tree_unflatten(jax.tree_util.tree_structure(target), found)
+        values = [leaves.pop(path) for path in to_flat_dict(target, sep=sep)]
+        return jax.tree_util.tree_unflatten(jax.tree_util.tree_structure(target), values)
     tree: dict[str, Any] = {}
     for path in list(leaves):
         keys = path if sep is None else path.split(sep)

@@ -98,23 +98,23 @@ class TreeRestore:
             item = item.tree
         with_paths, self._treedef = outlines.flattened(item)
         _check_structure(with_paths, saved, is_part=is_part)
-        found = []
+        restores = []
         for path, leaf in with_paths:
-            asked = None if leaf is None or outlines.is_end(leaf) else wanted(leaf, path)
-            if asked is None:
-                found.append(LeafRestore(saved=None, wanted=AS_SAVED, fixed=leaf))
+            target = None if leaf is None or outlines.is_end(leaf) else wanted(leaf, path)
+            if target is None:
+                restores.append(LeafRestore(saved=None, wanted=AS_SAVED, fixed=leaf))
             else:
-                found.append(LeafRestore(saved=saved[_matched(path)], wanted=asked))
-        return found
+                restores.append(LeafRestore(saved=saved[_matched(path)], wanted=target))
+        return restores
 
     @property
     def wanted(self) -> dict[tuple[Key, ...], Any]:
         """What Holdfast has to read: a leaf like each one, by path."""
-        found = {}
-        for one in self._leaves:
-            if one.saved is not None and one.saved.kind != "empty":
-                found[one.saved.path_keys] = self._read_like(one.saved, one.wanted)
-        return found
+        targets = {}
+        for restore in self._leaves:
+            if restore.saved is not None and restore.saved.kind != "empty":
+                targets[restore.saved.path_keys] = self._read_like(restore.saved, restore.wanted)
+        return targets
 
     def _read_like(self, saved: SavedLeaf, wanted: Wanted) -> Any:
         _check_shape(saved, wanted)
@@ -150,16 +150,16 @@ class TreeRestore:
 
     def finish(self, read: dict[tuple[Key, ...], Any]) -> Any:
         """Return the tree, made of the leaves that were read, by path."""
-        made = [
-            one.fixed
-            if one.saved is None
-            else self._made(one.saved, one.wanted, read.get(one.saved.path_keys))
-            for one in self._leaves
+        values = [
+            restore.fixed
+            if restore.saved is None
+            else self._made(restore.saved, restore.wanted, read.get(restore.saved.path_keys))
+            for restore in self._leaves
         ]
         if self._treedef is not None:
-            return jax.tree_util.tree_unflatten(self._treedef, made)
+            return jax.tree_util.tree_unflatten(self._treedef, values)
         return outlines.built(
-            [(leaf.path, value) for leaf, value in zip(self._outline.leaves, made, strict=True)]
+            [(leaf.path, value) for leaf, value in zip(self._outline.leaves, values, strict=True)]
         )
 
     def _made(self, saved: SavedLeaf, wanted: Wanted, value: Any) -> Any:
@@ -239,8 +239,8 @@ def _of_restore_args(given: Any, path: TreePath) -> Wanted:
         raise InvalidArgumentError(
             f"restore {outlines.shown(path)}: expected RestoreArgs, found {type(given).__name__}"
         )
-    asked = given.restore_type
-    kind = TYPES.get(asked, asked)
+    restore_type = given.restore_type
+    kind = TYPES.get(restore_type, restore_type)
     sharding = getattr(given, "sharding", None)
     if sharding is None and getattr(given, "mesh", None) is not None:
         sharding = jax.sharding.NamedSharding(given.mesh, given.mesh_axes)
@@ -283,9 +283,9 @@ def _check_structure(
     with_paths: Sequence[tuple[TreePath, Any]], saved: dict[Any, SavedLeaf], is_part: bool
 ) -> None:
     """Check that the tree wanted has the leaves that were saved; with `is_part`, some of them."""
-    given = {_matched(path): (path, leaf) for path, leaf in with_paths}
+    tree_leaves = {_matched(path): (path, leaf) for path, leaf in with_paths}
     differences = []
-    for at, (path, leaf) in given.items():
+    for at, (path, leaf) in tree_leaves.items():
         if at not in saved and leaf is not PLACEHOLDER and not outlines.is_empty_tuple(leaf):
             differences.append(f"{outlines.shown(path)}: expected a leaf, found nothing")
         elif at in saved and saved[at].kind == "none" and not outlines.is_end(leaf):
@@ -294,7 +294,7 @@ def _check_structure(
         differences += [
             f"{outlines.shown(leaf.path)}: expected nothing, found {leaf.kind}"
             for at, leaf in saved.items()
-            if at not in given and (leaf.kind, leaf.dtype) != ("none", outlines.NODE)
+            if at not in tree_leaves and (leaf.kind, leaf.dtype) != ("none", outlines.NODE)
         ]
     if differences:
         more = len(differences) - DIFFERENCES_SHOWN_MAX

@@ -175,7 +175,7 @@ class BestN:
         ranked = ranking(checkpoints, self.get_metric_fn, reverse=self.reverse)
         staying = set(ranked[len(ranked) - min(self.n, len(ranked)) :])
         if self.keep_checkpoints_without_metrics:
-            staying |= {i for i, one in enumerate(checkpoints) if one.metrics is None}
+            staying |= {i for i, info in enumerate(checkpoints) if info.metrics is None}
         return [index in staying for index in range(len(checkpoints))]
 
 
@@ -189,21 +189,21 @@ class AnyPreservationPolicy:
         self, checkpoints: Infos, *, context: PreservationContext
     ) -> Sequence[bool]:
         """Return True for each checkpoint that one of the policies keeps."""
-        answers = [one.should_preserve(checkpoints, context=context) for one in self.policies]
+        answers = [policy.should_preserve(checkpoints, context=context) for policy in self.policies]
         return [any(column) for column in zip(*answers, strict=True)]
 
 
 def ranking(checkpoints: Infos, metric: Callable[[Any], float], *, reverse: bool) -> list[int]:
     """Return the indices of the checkpoints with metrics, the best last; NaN ranks lowest."""
     values = {
-        index: float(metric(one.metrics))
-        for index, one in enumerate(checkpoints)
-        if one.metrics is not None
+        index: float(metric(info.metrics))
+        for index, info in enumerate(checkpoints)
+        if info.metrics is not None
     }
-    known = sorted(
+    ranked = sorted(
         (i for i in values if not math.isnan(values[i])), key=values.__getitem__, reverse=reverse
     )
-    return [i for i in values if math.isnan(values[i])] + known
+    return [i for i in values if math.isnan(values[i])] + ranked
 
 
 def _last(kept: Sequence[bool], count: int | None) -> list[bool]:

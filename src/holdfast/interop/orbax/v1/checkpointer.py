@@ -228,7 +228,7 @@ class Checkpointer:
             TrainingStepExistsError: A `FileExistsError`: the step is saved already.
             StepOrderError: A step that is not the newest is to be overwritten.
         """
-        given = trees.save_args(checkpointables)
+        arguments = trees.save_args(checkpointables)
         if step in self._manager.all_steps() and not overwrite:
             raise TrainingStepExistsError(
                 f"save step {step}: it is already saved in {self.directory}; pass "
@@ -237,7 +237,7 @@ class Checkpointer:
         save = self._manager.overwrite if overwrite else self._manager.save
         try:
             is_saved = save(
-                step, args=given, metrics=metrics, force=force, custom_metadata=custom_metadata
+                step, args=arguments, metrics=metrics, force=force, custom_metadata=custom_metadata
             )
         except StepAlreadyExistsError as error:
             raise TrainingStepExistsError(str(error)) from error
@@ -268,8 +268,8 @@ class Checkpointer:
             ItemNotFoundError: A `KeyError`: nothing was saved under this name.
             StructureMismatchError: A `ValueError`: it is not as wanted.
         """
-        wanted = {checkpointable_name: abstract_state}
-        return self.load_checkpointables(step, wanted)[checkpointable_name]
+        targets = {checkpointable_name: abstract_state}
+        return self.load_checkpointables(step, targets)[checkpointable_name]
 
     def load_checkpointables(
         self, step: int | CheckpointMetadata | None = None, abstract_checkpointables: Any = None
@@ -280,16 +280,16 @@ class Checkpointer:
             CheckpointNotFoundError, ItemNotFoundError, StructureMismatchError: As `load`.
         """
         number = self._step(step)
-        wanted = abstract_checkpointables
-        if isinstance(wanted, trees.CheckpointMetadata):
-            wanted = wanted.metadata
+        targets = abstract_checkpointables
+        if isinstance(targets, trees.CheckpointMetadata):
+            targets = targets.metadata
         return self._manager.restore_items(
             number,
             None
-            if wanted is None
+            if targets is None
             else {
-                name: trees.restore_args(one, is_part=self._context.pytree.loading.partial_load)
-                for name, one in wanted.items()
+                name: trees.restore_args(target, is_part=self._context.pytree.loading.partial_load)
+                for name, target in targets.items()
             },
         )
 
@@ -309,8 +309,8 @@ class Checkpointer:
         checkpointable_name: str = STATE,
     ) -> CheckpointMetadata:
         """Return the metadata of the pytree of a step, or of the newest step."""
-        found = self.checkpointables_metadata(step)
-        return dataclasses.replace(found, metadata=found.metadata.get(checkpointable_name))
+        overview = self.checkpointables_metadata(step)
+        return dataclasses.replace(overview, metadata=overview.metadata.get(checkpointable_name))
 
     def checkpointables_metadata(
         self, step: int | CheckpointMetadata | None = None
@@ -331,8 +331,8 @@ class Checkpointer:
 
     def root_metadata(self) -> RootMetadata:
         """Return the metadata of the run."""
-        found = self._manager.metadata().custom_metadata
-        return RootMetadata(directory=self.directory, custom_metadata=found)
+        custom_metadata = self._manager.metadata().custom_metadata
+        return RootMetadata(directory=self.directory, custom_metadata=custom_metadata)
 
     def reload(self) -> None:
         """List the run again."""

@@ -27,10 +27,10 @@ class OptionGroup:
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name not in self.__dict__:
-            known = [one for one in self.__dict__ if not one.startswith("_")]
+            names = [key for key in self.__dict__ if not key.startswith("_")]
             raise InvalidArgumentError(
                 f"Context.{self.__dict__['_name']}.{name}: not supported; "
-                + (f"there are {', '.join(known)}" if known else "none of this group are")
+                + (f"there are {', '.join(names)}" if names else "none of this group are")
             )
         self.__dict__[name] = value
 

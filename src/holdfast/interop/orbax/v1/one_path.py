@@ -92,12 +92,12 @@ def load(
         ItemNotFoundError: A `KeyError`: there is none of this name.
         StructureMismatchError: A `ValueError`: it is not as wanted.
     """
-    found = _located(path)
-    record = found.reader.step_record(found.step)
-    name = found.item or trees.tree_name(record, checkpointable_name)
+    place = _located(path)
+    record = place.reader.step_record(place.step)
+    name = place.item or trees.tree_name(record, checkpointable_name)
     is_part = current().pytree.loading.partial_load
-    wanted = {name: trees.restore_args(abstract_state, is_part=is_part)}
-    return found.reader.restore(found.step, wanted)[name]
+    targets = {name: trees.restore_args(abstract_state, is_part=is_part)}
+    return place.reader.restore(place.step, targets)[name]
 
 
 def load_checkpointables(path: PathLike, abstract_checkpointables: Any = None) -> dict[str, Any]:
@@ -106,15 +106,15 @@ def load_checkpointables(path: PathLike, abstract_checkpointables: Any = None) -
     Raises:
         NoCheckpointAtPathError, ItemNotFoundError, StructureMismatchError: As `load`.
     """
-    found = _located(path)
+    place = _located(path)
     if isinstance(abstract_checkpointables, CheckpointMetadata):
         abstract_checkpointables = abstract_checkpointables.metadata
-    wanted = abstract_checkpointables
-    if wanted is None:
-        wanted = dict.fromkeys(found.reader.step_record(found.step).items)
+    targets = abstract_checkpointables
+    if targets is None:
+        targets = dict.fromkeys(place.reader.step_record(place.step).items)
     is_part = current().pytree.loading.partial_load
-    args = {name: trees.restore_args(one, is_part=is_part) for name, one in wanted.items()}
-    return found.reader.restore(found.step, args)
+    args = {name: trees.restore_args(target, is_part=is_part) for name, target in targets.items()}
+    return place.reader.restore(place.step, args)
 
 
 def load_async(path: PathLike, abstract_state: Any = None, **options: Any) -> AsyncResponse:
@@ -136,15 +136,15 @@ def metadata(path: PathLike, checkpointable_name: str | None = AUTO) -> Checkpoi
         NoCheckpointAtPathError: A `ValueError`: there is no checkpoint.
         ItemNotFoundError: A `KeyError`: there is none of this name.
     """
-    found = checkpointables_metadata(path)
+    overview = checkpointables_metadata(path)
     located_at = _located(path)
     record = located_at.reader.step_record(located_at.step)
     name = located_at.item or trees.tree_name(record, checkpointable_name)
-    if name not in found.metadata:
+    if name not in overview.metadata:
         raise ItemNotFoundError(
-            f"metadata {path}: expected {name!r}, found {', '.join(found.metadata)}"
+            f"metadata {path}: expected {name!r}, found {', '.join(overview.metadata)}"
         )
-    return _replaced(found, found.metadata[name])
+    return _replaced(overview, overview.metadata[name])
 
 
 def _replaced(found: CheckpointMetadata, tree: Any) -> CheckpointMetadata:
@@ -163,8 +163,8 @@ def checkpointables_metadata(path: PathLike) -> CheckpointMetadata:
     Raises:
         NoCheckpointAtPathError: A `ValueError`: there is no checkpoint.
     """
-    found = _located(path)
-    record = found.reader.step_record(found.step)
+    place = _located(path)
+    record = place.reader.step_record(place.step)
     described = metadata_of.of_step(record, None)
     return CheckpointMetadata(
         path=path_of(Path(os.fspath(path))),

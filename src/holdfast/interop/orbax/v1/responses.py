@@ -22,11 +22,11 @@ class AsyncResponse:
         Raises:
             HoldfastError: The call failed.
         """
-        found = self._wait(timeout)
+        value = self._wait(timeout)
         callbacks, self._callbacks = self._callbacks, []
         for callback in callbacks:
-            callback(found)
-        return found
+            callback(value)
+        return value
 
     def on_complete(self, callback: Callable[[Any], None]) -> None:
         """Call `callback` with the result, once it is there."""

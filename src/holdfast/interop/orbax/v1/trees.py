@@ -114,8 +114,8 @@ def save_args(checkpointables: Mapping[str, Any]) -> ocp_args.Composite:
         )
     return ocp_args.Composite(
         **{
-            name: StateSave(one) if has_state(one) else ocp_args.PyTreeSave(one)
-            for name, one in checkpointables.items()
+            name: StateSave(entry) if has_state(entry) else ocp_args.PyTreeSave(entry)
+            for name, entry in checkpointables.items()
         }
     )
 
@@ -147,18 +147,18 @@ def _like(leaf: Any) -> Any:
 
 def abstract_items(record: StepRecord) -> dict[str, Any]:
     """Return the abstract form of each checkpointable; None for objects with a state."""
-    found: dict[str, Any] = {}
+    items: dict[str, Any] = {}
     for name, item in record.items.items():
         outline = item.outline
         if outline is None:
-            found[name] = None
+            items[name] = None
             continue
         tree = metadata_of.of_outline(outline)
         kinds = outlines.built([(leaf.path, leaf.kind) for leaf in outline.leaves])
-        found[name] = jax.tree_util.tree_map(
-            _abstract, kinds, tree, is_leaf=lambda one: isinstance(one, str)
+        items[name] = jax.tree_util.tree_map(
+            _abstract, kinds, tree, is_leaf=lambda node: isinstance(node, str)
         )
-    return found
+    return items
 
 
 def _abstract(kind: str, described: Any) -> Any:
