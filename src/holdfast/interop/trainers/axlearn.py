@@ -159,7 +159,7 @@ class Checkpointer(BaseCheckpointer):  # type: ignore[misc]
         """
         like = jax.tree_util.tree_map(_like, _with_readable_iterators(state))
         try:
-            found, restored = self._read(step, like)
+            restored_step, restored = self._read(step, like)
         except NotARunError as error:
             others = _files_in(self.config.dir)
             if others:
@@ -168,16 +168,16 @@ class Checkpointer(BaseCheckpointer):  # type: ignore[misc]
                     f"{others[0]}; checkpoints of AXLearn's own checkpointer are not read: choose "
                     "another dir"
                 ) from error
-            found, restored = None, None
-        if found is None:
+            restored_step, restored = None, None
+        if restored_step is None:
             if step is not None:
                 raise StepNotFoundError(
                     f"restore step {step}: {self.config.dir} has no checkpoint of it"
                 )
             log.info("there is no checkpoint in %s", self.config.dir)
             return None, state
-        self._restored = found
-        return found, jax.tree_util.tree_map(_without_wrapper, restored)
+        self._restored = restored_step
+        return restored_step, jax.tree_util.tree_map(_without_wrapper, restored)
 
     def _read(self, step: int | None, like: Any) -> tuple[int | None, Any]:
         if jax.process_count() > 1 or self._manager is not None:
@@ -277,13 +277,13 @@ def _like(leaf: Any) -> Any:
     """Return an array's shape, dtype and sharding; other leaves as they are."""
     if not isinstance(leaf, TensorSpec):
         return leaf
-    wanted = "restore: expected the context of a mesh with the axes of the TensorSpecs, found "
+    message = "restore: expected the context of a mesh with the axes of the TensorSpecs, found "
     try:
         sharding = leaf.sharding
     except ValueError as error:
-        raise InvalidArgumentError(f"{wanted}{error}") from error
+        raise InvalidArgumentError(f"{message}{error}") from error
     if sharding.mesh.empty:
-        raise InvalidArgumentError(f"{wanted}none")
+        raise InvalidArgumentError(f"{message}none")
     # Memory kinds are for the compiled step, which moves what it needs elsewhere.
     placed = jax.sharding.NamedSharding(sharding.mesh, sharding.spec)
     dtype = np.dtype(getattr(leaf.dtype, "dtype", leaf.dtype))
@@ -299,13 +299,13 @@ def _files_in(directory: str) -> list[str]:
 
 def _metrics(summaries: Mapping[str, Any]) -> dict[str, float] | None:
     """Return the scalars of the evalers' summaries as `evaler/metric`."""
-    found: dict[str, float] = {}
+    scalars: dict[str, float] = {}
     for evaler, metrics in summaries.items():
         for name, value in (metrics or {}).items():
             scalar = value.mean if isinstance(value, WeightedSummary) else value
             if np.ndim(scalar) == 0 and not isinstance(scalar, str | bool | None):
-                found[f"{evaler}/{name}"] = float(scalar)
-    return found or None
+                scalars[f"{evaler}/{name}"] = float(scalar)
+    return scalars or None
 
 
 def _preservation(config: Any) -> Any:

@@ -52,6 +52,6 @@ def load(model: Any, directory: str | os.PathLike[str], step: int | None = None)
             if newest is None:
                 return None
             step = newest.step
-        found = checkpointer.load_checkpointables(step)
-    model.set_state_tree(found["pytree"])
+        checkpointables = checkpointer.load_checkpointables(step)
+    model.set_state_tree(checkpointables["pytree"])
     return step

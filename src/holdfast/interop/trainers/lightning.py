@@ -66,9 +66,9 @@ class HoldfastCallback(Callback):  # type: ignore[misc]
         }
         self._of_ranks = {"rng": self._random, "data": _Loaders(trainer)}
         self._session = TrainerSession(self._directory, self._options)
-        found = self._session.read("loop")
-        if found is not None:
-            self._session.resume(found[0], self._state, self._of_ranks)
+        progress = self._session.read("loop")
+        if progress is not None:
+            self._session.resume(progress[0], self._state, self._of_ranks)
             self._drawn = self._random.state_dict()
         self._last = trainer.global_step
 
@@ -218,8 +218,8 @@ class HoldfastCheckpointIO(CheckpointIO):  # type: ignore[misc]
         if not place.exists():
             raise FileNotFoundError(f"load {place}: there is no checkpoint")
         if place.is_file():
-            found = torch.load(place, map_location=map_location, weights_only=weights_only)
-            return dict(found)
+            content = torch.load(place, map_location=map_location, weights_only=weights_only)
+            return dict(content)
         arrays = load(place, framework="torch")
         if OTHERS not in arrays:
             raise NotARunError(

@@ -205,12 +205,12 @@ def _create(
     decides: Any = save_decision_policy.FixedIntervalPolicy(save_interval_steps)
     if enable_continuous_checkpointing:
         decides = save_decision_policy.ContinuousCheckpointingPolicy()
-    for name, given in (
+    for name, value in (
         ("checkpoint_todelete_subdir", todelete_subdir),
         ("checkpoint_todelete_full_path", todelete_full_path),
     ):
-        if given:
-            _refuse(name, given)
+        if value:
+            _refuse(name, value)
     return MaxTextManager(
         checkpoint_dir,
         orbax_options.CheckpointManagerOptions(

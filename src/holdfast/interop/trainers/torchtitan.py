@@ -99,13 +99,13 @@ class HoldfastCheckpointManager(BaseCheckpointManager):  # type: ignore[misc]
         session = self._opened()
         if step < 0:
             # Of all that is saved this is small, and read to find the newest good checkpoint.
-            found = session.read(TRAIN_STATE)
-            if found is None:
+            newest = session.read(TRAIN_STATE)
+            if newest is None:
                 return False
-            step, _ = found
+            step, _ = newest
         every = [*self._state, *self._of_ranks]
-        wanted = [name for name in every if name not in self._config.exclude_from_loading]
-        session.resume(step, self._state, self._of_ranks, only=wanted)
+        names = [name for name in every if name not in self._config.exclude_from_loading]
+        session.resume(step, self._state, self._of_ranks, only=names)
         return True
 
     def _save(self, curr_step: int, last_step: bool = False) -> bool:

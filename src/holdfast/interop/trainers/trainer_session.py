@@ -43,12 +43,12 @@ class TrainerSession:
             None for a run without checkpoints.
         """
         try:
-            found = self._manager.restore(only=name)
+            restored = self._manager.restore(only=name)
         except StepNotFoundError:
             return None
         report = self._manager.last_restore
         assert report is not None
-        return report.step, found[name]
+        return report.step, restored[name]
 
     def resume(
         self,
@@ -78,8 +78,8 @@ class TrainerSession:
                 count,
                 ", ".join(differing),
             )
-        wanted = {**state, **({} if differing else of_ranks)}
-        self._manager.resume(wanted, step=step, only=only, partial=differing)
+        objects = {**state, **({} if differing else of_ranks)}
+        self._manager.resume(objects, step=step, only=only, partial=differing)
 
     def save(self, step: int, state: Mapping[str, Any], *, force: bool = False) -> bool:
         """Save the state after `step` if that is due; return whether it is saved."""

@@ -106,11 +106,11 @@ class _Callback(TrainerCallback):  # type: ignore[misc]
 
         It has the Trainer's progress, and no weights: this callback sets them in place.
         """
-        found = self.session.read("trainer")
-        if found is None:
+        newest = self.session.read("trainer")
+        if newest is None:
             yield None
             return
-        self._step, progress = found
+        self._step, progress = newest
         silence = logging.getLogger("transformers.trainer")
         silence.addFilter(_has_weights)
         try:

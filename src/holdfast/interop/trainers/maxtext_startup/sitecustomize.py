@@ -29,8 +29,8 @@ class _Loader(importlib.abc.Loader):
         self._loader = loader
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
-        made: ModuleType | None = self._loader.create_module(spec)
-        return made
+        module: ModuleType | None = self._loader.create_module(spec)
+        return module
 
     def exec_module(self, module: ModuleType) -> None:
         self._loader.exec_module(module)
@@ -47,18 +47,18 @@ class _Finder(importlib.abc.MetaPathFinder):
         if name != PATCHED:
             return None
         sys.meta_path.remove(self)
-        found = importlib.util.find_spec(name)
-        if found is not None:
-            found.loader = _Loader(found.loader)
-        return found
+        spec = importlib.util.find_spec(name)
+        if spec is not None:
+            spec.loader = _Loader(spec.loader)
+        return spec
 
 
 def _run_next() -> None:
     own = Path(__file__).parent
     others = [folder for folder in sys.path if Path(folder or ".").resolve() != own.resolve()]
-    found = importlib.machinery.PathFinder.find_spec("sitecustomize", others)
-    if found is not None and found.loader is not None:
-        found.loader.exec_module(importlib.util.module_from_spec(found))
+    spec = importlib.machinery.PathFinder.find_spec("sitecustomize", others)
+    if spec is not None and spec.loader is not None:
+        spec.loader.exec_module(importlib.util.module_from_spec(spec))
 
 
 sys.meta_path.insert(0, _Finder())
