@@ -98,10 +98,10 @@ _sessions: dict[str, _Session] = {}
 def _session() -> _Session:
     """Return this process's session: that of a parent, or of another agent, is not used."""
     with _lock:
-        found = _sessions.get("current")
-        if found is None or found.pid != os.getpid():
-            found = _sessions["current"] = _Session(SystemClock())
-        return found
+        session = _sessions.get("current")
+        if session is None or session.pid != os.getpid():
+            session = _sessions["current"] = _Session(SystemClock())
+        return session
 
 
 def initialize(server_info: Mapping[str, str | int] | None = None) -> int:
@@ -199,7 +199,7 @@ def preload(*path: AnyPath | Iterable[AnyPath]) -> int:
     places = []
     for each in path:
         group = [each] if isinstance(each, str | os.PathLike) else each
-        places += [os.path.realpath(one) for one in group]
+        places += [os.path.realpath(member) for member in group]
     try:
         session = _session()
         failed: dict[str, str] = {}
@@ -305,21 +305,21 @@ def register_checker(
 
 
 def _settings(given: Mapping[str, str | int]) -> dict[str, int]:
-    found = {}
+    settings = {}
     for key, value in given.items():
         if key == _SWITCH:
             if str(value).lower() not in ("true", "false"):
                 raise InvalidArgumentError(f"{key}: expected 'true' or 'false', found {value!r}")
             continue
         if key not in _RANGES:
-            known = ", ".join([*_RANGES, _SWITCH])
-            raise InvalidArgumentError(f"expected keys of {known}; found {key!r}")
+            keys = ", ".join([*_RANGES, _SWITCH])
+            raise InvalidArgumentError(f"expected keys of {keys}; found {key!r}")
         low, high = _RANGES[key]
         text = str(value)
         if not text.isdecimal() or not low <= int(text) <= high:
             raise InvalidArgumentError(f"{key}: expected {low} to {high}, found {value!r}")
-        found[key] = int(text)
-    return found
+        settings[key] = int(text)
+    return settings
 
 
 def _saved(obj: object, paths: Sequence[AnyPath], open_way: str) -> int:
@@ -358,12 +358,12 @@ def _save_in_ram(session: _Session, obj: object, places: Sequence[Path]) -> None
     """
     with _RamWriter(session) as writer, contextlib.ExitStack() as markers:
         _serialise(obj, writer.append)
-        name, size_bytes, found = writer.finish()
+        name, size_bytes, digest = writer.finish()
         targets = []
         for place in places:
             targets.append(make_marker(place, session.clock))
             markers.callback(Path(targets[-1].marker).unlink, missing_ok=True)
-        message = protocol.Seal(name=name, size_bytes=size_bytes, digest=found, targets=targets)
+        message = protocol.Seal(name=name, size_bytes=size_bytes, digest=digest, targets=targets)
         session.agent.call_agent("seal", message, protocol.Done)
         markers.pop_all()
         writer.is_sealed = True
@@ -453,8 +453,8 @@ class _RamWriter:
         if end > self._reserved.size_bytes:
             # Doubled at first, so that a small file does not take a whole block.
             step = min(self._reserved.size_bytes, self._session.block_size_bytes)
-            wanted = max(end, self._reserved.size_bytes + step)
-            self._reserved = self._reserve(wanted, self._reserved.name)
+            room_bytes = max(end, self._reserved.size_bytes + step)
+            self._reserved = self._reserve(room_bytes, self._reserved.name)
         with translated("fill", self._path):
             while self._size_bytes < end:
                 rest = view[len(view) - (end - self._size_bytes) :]
@@ -477,14 +477,14 @@ def _held_in_ram(place: str) -> Iterator[str | None]:
         CheckpointDamagedError: they are damaged, and the file is not written yet.
     """
     session = _session()
-    found = _find(session, place)
-    data = data_path(session.agent.folder, found.name or "none")
+    answer = _find(session, place)
+    data = data_path(session.agent.folder, answer.name or "none")
     fd = -1
-    if found.name is not None:
+    if answer.name is not None:
         with contextlib.suppress(FileNotFoundError):
             fd = os.open(data, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        yield str(data) if fd >= 0 and _is_good(session, fd, data, found, place) else None
+        yield str(data) if fd >= 0 and _is_good(session, fd, data, answer, place) else None
     finally:
         if fd >= 0:
             os.close(fd)
@@ -546,16 +546,16 @@ def _flushed(session: _Session, place: str | None) -> int:
         now = session.clock.monotonic()
         if state.written_bytes != last_bytes:
             last_bytes, deadline = state.written_bytes, now + STALLED_SECS
-        waiting = [one for one in state.pending if place is None or place in one.paths]
+        waiting = [file for file in state.pending if place is None or place in file.paths]
         if first is None:
-            first = {one.name: one.attempts for one in waiting}
-        ours = [one for one in waiting if one.name in first]
-        errors |= {one.name: one.error for one in ours if one.attempts > first[one.name]}
-        for one in state.lost:
-            if one.name not in session.lost and (place is None or place in one.paths):
-                errors[one.name] = one.error
-        session.lost |= {one.name for one in state.lost}
-        is_settled = all(one.name in errors for one in ours)
+            first = {file.name: file.attempts for file in waiting}
+        ours = [file for file in waiting if file.name in first]
+        errors |= {file.name: file.error for file in ours if file.attempts > first[file.name]}
+        for file in state.lost:
+            if file.name not in session.lost and (place is None or place in file.paths):
+                errors[file.name] = file.error
+        session.lost |= {file.name for file in state.lost}
+        is_settled = all(file.name in errors for file in ours)
         if not is_settled and now > deadline:
             errors[""] = f"nothing was written for {STALLED_SECS:.0f} s"
             is_settled = True
@@ -589,17 +589,17 @@ def _check(
     deadline = clock.monotonic() + timeout_secs
     secs = POLL_SECS
     while True:
-        found = {folder: finished_files(Path(folder)) for folder in expected}
+        counts = {folder: finished_files(Path(folder)) for folder in expected}
         is_last = clock.monotonic() >= deadline
-        if found == dict(expected) or is_last:
+        if counts == dict(expected) or is_last:
             break
         clock.sleep(min(secs, max(0.0, deadline - clock.monotonic())))
         secs = min(2 * secs, CHECK_SECS_MAX)
     result = 0
-    if found != dict(expected):
+    if counts != dict(expected):
         result = CHECK_FAILED
         log.error(
-            "checker: after %g s expected whole files %s, found %s", timeout_secs, expected, found
+            "checker: after %g s expected whole files %s, found %s", timeout_secs, expected, counts
         )
     try:
         callback(result, user_context)
