@@ -92,12 +92,12 @@ class TorchLearner:
         would differ in the last bits.
         """
         if self._options.hosts > 1:
-            found = [loss.reshape(1), *(_gradients(model))]
-            flat = torch.cat([piece.reshape(-1) for piece in found])
+            tensors = [loss.reshape(1), *(_gradients(model))]
+            flat = torch.cat([piece.reshape(-1) for piece in tensors])
             dist.all_reduce(flat)
             flat /= self._options.hosts
-            averaged = flat.split([piece.numel() for piece in found])
-            for gradient, of_all in zip(found[1:], averaged[1:], strict=True):
+            averaged = flat.split([piece.numel() for piece in tensors])
+            for gradient, of_all in zip(tensors[1:], averaged[1:], strict=True):
                 gradient.copy_(of_all.view_as(gradient))
             loss = averaged[0]
         return float(loss)

@@ -56,5 +56,5 @@ class _Layer(nn.Module):  # type: ignore[misc, unused-ignore]
         pieces = self.qkv(x).view(windows, context, 3, self._heads, width // self._heads)
         query, key, value = pieces.permute(2, 0, 3, 1, 4)
         mixed = nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)
-        found: torch.Tensor = self.out(mixed.transpose(1, 2).reshape(windows, context, width))
-        return found
+        output: torch.Tensor = self.out(mixed.transpose(1, 2).reshape(windows, context, width))
+        return output
