@@ -136,7 +136,7 @@ def _prefixes(name: str, given: object) -> PathPrefixes | None:
         return None
     names = [given] if isinstance(given, str) else given
     if not isinstance(names, list | tuple | set | frozenset) or not all(
-        isinstance(one, str) and one.strip("/") for one in names
+        isinstance(prefix, str) and prefix.strip("/") for prefix in names
     ):
         raise InvalidArgumentError(
             f"{name}={given!r}: expected a path prefix such as 'params' or 'opt/0/mu', or a list "
@@ -144,7 +144,7 @@ def _prefixes(name: str, given: object) -> PathPrefixes | None:
         )
     if not names and name == "only":
         raise InvalidArgumentError("only=[]: expected at least one path prefix, found none")
-    return PathPrefixes(tuple(one.strip("/") for one in names))
+    return PathPrefixes(tuple(prefix.strip("/") for prefix in names))
 
 
 def check_host(ram: object, network: object, process: object) -> None:

@@ -278,13 +278,13 @@ class Options:
             InvalidArgumentError: The port is none, or a package is missing.
         """
         port = self.network.prometheus_port
-        given = os.environ.get(PROMETHEUS_VARIABLE, "").strip()
-        if port is None and given:
-            if not given.isascii() or not given.isdecimal() or int(given) > PORT_MAX:
+        setting = os.environ.get(PROMETHEUS_VARIABLE, "").strip()
+        if port is None and setting:
+            if not setting.isascii() or not setting.isdecimal() or int(setting) > PORT_MAX:
                 raise InvalidArgumentError(
-                    f"{PROMETHEUS_VARIABLE}: expected a port of 0 to {PORT_MAX}, found {given!r}"
+                    f"{PROMETHEUS_VARIABLE}: expected a port of 0 to {PORT_MAX}, found {setting!r}"
                 )
-            port = int(given)
+            port = int(setting)
         if port is None:
             return None
         if importlib.util.find_spec("prometheus_client") is None:
