@@ -33,7 +33,7 @@ def race_put_if_absent(opener: Opener, keys: Sequence[str], process_count: int) 
     for process in processes:
         process.start()
     try:
-        ours = [one for one, _ in pipes]
+        ours = [end for end, _ in pipes]
         for pipe in ours:
             _answer(pipe)
         for pipe in ours:

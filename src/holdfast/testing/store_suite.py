@@ -56,8 +56,8 @@ class StoreSuite(StoreBytesSuite):
         for number, key in enumerate(keys):
             if number % 3:
                 store.put(key, b"%d" % number)
-        found = store.get_many(keys[::-1])[::-1]
-        for number, (key, data) in enumerate(zip(keys, found, strict=True)):
+        answers = store.get_many(keys[::-1])[::-1]
+        for number, (key, data) in enumerate(zip(keys, answers, strict=True)):
             if number % 3:
                 assert data == store.get(key) == b"%d" % number
             else:
@@ -183,10 +183,10 @@ class StoreSuite(StoreBytesSuite):
         for key in keys:
             store.put(key, b"x")
         for count in range(7):
-            found = store.list_some("a", count_max=count)
-            assert [s.key for s in found] == keys[:count]
-        found = store.list_some("a", after=keys[1], count_max=2)
-        assert [s.key for s in found] == keys[2:4]
+            listing = store.list_some("a", count_max=count)
+            assert [s.key for s in listing] == keys[:count]
+        listing = store.list_some("a", after=keys[1], count_max=2)
+        assert [s.key for s in listing] == keys[2:4]
         assert store.list_some("c", count_max=3) == []
 
     def test_objects_may_be_deleted_while_they_are_listed(self, store: Store) -> None:
