@@ -249,16 +249,16 @@ class _Comparison:
             path: _type_of_spec(spec.arrays[index]) for path, index in indices.items()
         }
         saved |= {value.path: _type_of_value(decode_value(value.value)) for value in spec.values}
-        given = dict(zip(like.paths, like.leaves, strict=True))
+        leaf_of_path = dict(zip(like.paths, like.leaves, strict=True))
         saved |= dict.fromkeys(spec.process_values, "object with a state")
         differences = {
             path: difference
-            for path in dict.fromkeys([*given, *saved])
+            for path in dict.fromkeys([*leaf_of_path, *saved])
             if request.wants(path)
-            and (difference := self._compare(path, given, saved.get(path))) is not None
+            and (difference := self._compare(path, leaf_of_path, saved.get(path))) is not None
         }
         if differences:
-            raise_mismatch(self._with_hints(differences, given, saved), _scope(request))
+            raise_mismatch(self._with_hints(differences, leaf_of_path, saved), _scope(request))
 
     @staticmethod
     def _with_hints(

@@ -420,7 +420,7 @@ def _split(array: jax.Array, load: dict[Any, int]) -> dict[Any, jax.Array]:
     by_device = {jax_arrays.device_of(shard): shard for shard in shards}
     pieces: dict[Any, jax.Array] = {}
     for region, devices in regions:
-        device = min(devices, key=lambda one: load.get(one, 0))
+        device = min(devices, key=lambda device: load.get(device, 0))
         pieces[region] = by_device[device]
         load[device] = load.get(device, 0) + by_device[device].nbytes
     return pieces

@@ -97,9 +97,9 @@ def differences(
             for place in group
             for buffer in buffers.get(place.path, {}).values()
         ]
-        for elements, given, _ in restored:
-            elements[...] = given
-        if not all(np.array_equal(elements, given) for elements, given, _ in restored):
+        for elements, values, _ in restored:
+            elements[...] = values
+        if not all(np.array_equal(elements, values) for elements, values, _ in restored):
             names = " and ".join(path_name(place.path) for *_, place in restored)
             texts.append(
                 f"{names}: expected elements that are equal where those of the tensors given are "

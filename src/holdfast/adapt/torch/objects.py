@@ -92,8 +92,8 @@ class ModuleState:
         }
 
     def state_tree(self) -> dict[str, Any]:
-        found = self._module.state_dict(keep_vars=True)
-        return {name: _plain(found[own]) for name, own in self._names.items()}
+        state = self._module.state_dict(keep_vars=True)
+        return {name: _plain(state[own]) for name, own in self._names.items()}
 
     def tree_to_fill(self, spec: CheckpointSpec, request: RestoreRequest, path: Path) -> Any:
         return self.state_tree()
@@ -107,15 +107,15 @@ class ModuleState:
         own = self._module.state_dict(keep_vars=True)
         held = _Memory(self._module)
         others: dict[str, Any] = {}
-        made: dict[str, Any] = {}
+        new_tensors: dict[str, Any] = {}
         for name, value in tree.items():
             of = own[self._names[name]]
             if not isinstance(of, torch.Tensor) or not (of.is_meta or held.has(value)):
                 others[self._names[name]] = value
             elif of.is_meta and value is not of:
-                made[self._names[name]] = value
-        if made:
-            self._module.load_state_dict(made, strict=False, assign=True)
+                new_tensors[self._names[name]] = value
+        if new_tensors:
+            self._module.load_state_dict(new_tensors, strict=False, assign=True)
         if others:
             self._module.load_state_dict(others, strict=False)
 
@@ -241,8 +241,8 @@ class SparseState:
         is_coo = held.layout is torch.sparse_coo
         parts = {name: getattr(held, f"_{name}" if is_coo else name)() for name in names}
         layout = tensors.dtype_name_of(held.layout)
-        found = {**parts, "shape": list(held.shape), "layout": layout}
-        return {**found, "is_coalesced": held.is_coalesced()} if is_coo else found
+        fields = {**parts, "shape": list(held.shape), "layout": layout}
+        return {**fields, "is_coalesced": held.is_coalesced()} if is_coo else fields
 
     def tree_to_fill(self, spec: CheckpointSpec, request: RestoreRequest, path: Path) -> Any:
         """Return the components as saved: they may be more or fewer than the tensor has.
@@ -269,16 +269,16 @@ class SparseState:
     def set_state(self, tree: Any) -> None:
         parts = [tree[name] for name in _SPARSE[self.leaf.layout]]
         if self.leaf.layout is torch.sparse_coo:
-            made = torch.sparse_coo_tensor(
+            sparse_tensor = torch.sparse_coo_tensor(
                 *parts, tree["shape"], is_coalesced=tree["is_coalesced"], check_invariants=False
             )
         else:
-            made = torch.sparse_compressed_tensor(
+            sparse_tensor = torch.sparse_compressed_tensor(
                 *parts, tree["shape"], layout=self.leaf.layout, check_invariants=False
             )
         with torch.no_grad():
-            self.leaf.resize_as_sparse_(made)
-            self.leaf.copy_(made)
+            self.leaf.resize_as_sparse_(sparse_tensor)
+            self.leaf.copy_(sparse_tensor)
 
 
 class ProcessObject:

@@ -47,10 +47,10 @@ class TorchKeyValues:
 
     def put_if_absent(self, key: str, value: str) -> bool:
         try:
-            found = self._store.compare_set(key, "", value)
+            stored_value = self._store.compare_set(key, "", value)
         except RuntimeError as error:
             _raise_lost(f"put {key}", error)
-        return bool(found == value.encode())
+        return bool(stored_value == value.encode())
 
     def get(self, key: str) -> str | None:
         try:

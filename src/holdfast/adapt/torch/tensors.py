@@ -148,15 +148,15 @@ def outline_of(tensor: Any, path: Path) -> ArrayOutline:
     chunk_shape, holders = shape, ((0,),)
     if is_divided(tensor):
         if is_distributed(tensor):
-            found = _placed(shape, tensor.device_mesh, tuple(tensor.placements))
+            grid = _placed(shape, tensor.device_mesh, tuple(tensor.placements))
         else:
-            found = _grid(shape, {_shard_region(s): {s.placement.rank()} for s in _shards(tensor)})
-        if found is None:
+            grid = _grid(shape, {_shard_region(s): {s.placement.rank()} for s in _shards(tensor)})
+        if grid is None:
             raise UnsupportedLeafError(
                 f"save {path_name(path)}: expected shards that form a grid, found "
                 f"{getattr(tensor, 'placements', tensor)} of shape {shape}; redistribute it"
             )
-        chunk_shape, holders = found  # type: ignore[assignment]
+        chunk_shape, holders = grid  # type: ignore[assignment]
     placed = Placement(
         shape=shape,
         dtype=dtype_name_of(tensor.dtype),
@@ -194,8 +194,8 @@ def signature(leaf: Any) -> tuple[Any, ...] | None:
     if is_plain(leaf) and not leaf.is_nested:
         return leaf.shape, leaf.dtype, leaf.is_meta, type(leaf)
     if is_distributed(leaf):
-        found: Any = leaf
-        return leaf.shape, leaf.dtype, found.device_mesh, tuple(found.placements)
+        tensor: Any = leaf
+        return leaf.shape, leaf.dtype, tensor.device_mesh, tuple(tensor.placements)
     if is_sharded(leaf):
         regions = [(_shard_region(s), s.placement.rank()) for s in _shards(leaf)]
         return leaf.shape, leaf.dtype, tuple(regions)
