@@ -62,13 +62,13 @@ def chunk_shape_of(shape: Shape, regions: Iterable[Region]) -> ChunkShape | None
     if math.prod(shape) == 0:
         return shape
     cells = {region for region in regions if math.prod(region_shape(region))}
-    found: list[int | tuple[int, ...]] = []
+    axes: list[int | tuple[int, ...]] = []
     for axis, extent in enumerate(shape):
         starts = sorted({start[axis] for start, _ in cells})
         extents = tuple(b - a for a, b in pairwise([*starts, extent]))
         is_even = len(set(extents[:-1])) <= 1 and (extents or (0,))[-1] <= (extents or (0,))[0]
-        found.append(extents[0] if extents and is_even else extents)
-    chunk_shape = tuple(found)
+        axes.append(extents[0] if extents and is_even else extents)
+    chunk_shape = tuple(axes)
     if (
         not cells
         or any(cell == () for cell in chunk_shape)

@@ -54,13 +54,13 @@ class Ownership:
     def runs(self, index: int, rank: int) -> list[range]:
         """Return the indices of the rank's chunks of array `index`, as ascending runs."""
         key = self._written_at[index], rank
-        known = self._runs_of_rank.get(key)
-        if known is None:
-            found = self._runs(index)
-            (at,) = (found.ranks == rank).nonzero()
-            pairs = zip(found.starts[at].tolist(), found.stops[at].tolist(), strict=True)
-            known = self._runs_of_rank[key] = [range(start, stop) for start, stop in pairs]
-        return known
+        runs = self._runs_of_rank.get(key)
+        if runs is None:
+            table = self._runs(index)
+            (at,) = (table.ranks == rank).nonzero()
+            pairs = zip(table.starts[at].tolist(), table.stops[at].tolist(), strict=True)
+            runs = self._runs_of_rank[key] = [range(start, stop) for start, stop in pairs]
+        return runs
 
     def owner(self, index: int, chunk: int) -> int:
         """Return the rank that owns a chunk of array `index`."""
