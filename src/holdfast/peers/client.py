@@ -205,10 +205,10 @@ class Peer:
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             message = f"{data[:200]!r}"
         error = answer.getheader(ERROR_HEADER, "no error class")
-        found = f"status {answer.status}: {error[:100]}: {message[:500]}"
+        description = f"status {answer.status}: {error[:100]}: {message[:500]}"
         if answer.status == 404 and error == ObjectNotFoundError.__name__:
-            return ObjectNotFoundError(f"read {self.name}: {where}: {found}")
+            return ObjectNotFoundError(f"read {self.name}: {where}: {description}")
         # Another object has the key now, or the store failed: other requests may succeed.
         if answer.status in (412, 503):
-            return StorageError(f"read {self.name}: {where}: {found}")
-        return self.failed(where, BadAnswerError(found))
+            return StorageError(f"read {self.name}: {where}: {description}")
+        return self.failed(where, BadAnswerError(description))

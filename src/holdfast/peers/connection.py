@@ -102,10 +102,8 @@ class PeerConnection:
         """
         size = answer.length
         if size is None or answer.chunked or size > size_max_bytes:
-            found = "a body of unknown size" if size is None else f"one of {size} bytes"
-            raise BadAnswerError(
-                f"expected a body of at most {size_max_bytes} bytes, found {found}"
-            )
+            body = "a body of unknown size" if size is None else f"one of {size} bytes"
+            raise BadAnswerError(f"expected a body of at most {size_max_bytes} bytes, found {body}")
         self._expect(size)
         data = bytearray()
         while len(data) < size:

@@ -303,13 +303,15 @@ class PeerServer:
             connection.release()
             return _refusal(412, InvalidArgumentError(f"{key}: another object has this key now"))
         start, stop, status = 0, size, 200
-        asked = request.headers.get("Range")
-        if asked is not None and request.method == "GET":
-            found = parse_range(asked, size)
-            if found is None:
-                error = InvalidArgumentError(f"{key}: it has {size} bytes; {asked} is not in it")
+        range_header = request.headers.get("Range")
+        if range_header is not None and request.method == "GET":
+            span = parse_range(range_header, size)
+            if span is None:
+                error = InvalidArgumentError(
+                    f"{key}: it has {size} bytes; {range_header} is not in it"
+                )
                 return _refusal(416, error, {"Content-Range": f"bytes */{size}"})
-            (start, stop), status = found, 206
+            (start, stop), status = span, 206
             headers["Content-Range"] = content_range(start, stop, size)
         response = web.StreamResponse(status=status, headers=headers)
         response.content_type = "application/octet-stream"

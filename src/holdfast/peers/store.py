@@ -119,9 +119,9 @@ class _PeerReader:
         expected = (content_range(offset_bytes, stop, self._size_bytes), str(len(target)))
 
         def use(connection: PeerConnection, answer: http.client.HTTPResponse) -> None:
-            found = answer.getheader("Content-Range"), answer.getheader("Content-Length")
-            if found != expected or answer.chunked:
-                raise BadAnswerError(f"expected the range and size {expected}, found {found}")
+            headers = answer.getheader("Content-Range"), answer.getheader("Content-Length")
+            if headers != expected or answer.chunked:
+                raise BadAnswerError(f"expected the range and size {expected}, found {headers}")
             connection.receive(answer, target)
 
         # The tag makes all ranges of a reader come from one object.
