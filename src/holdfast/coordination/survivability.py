@@ -170,7 +170,7 @@ def standings(
                 survives=None,
             )
         )
-    return sorted(rows, key=lambda one: (one.attempt, one.step), reverse=True)
+    return sorted(rows, key=lambda row: (row.attempt, row.step), reverse=True)
 
 
 def outlook(whole: Sequence[Standing]) -> tuple[Outlook, ...]:
