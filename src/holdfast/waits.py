@@ -8,7 +8,8 @@ any two of its operations.
 Invariants:
 - A signal ends the waits of a call only if the call was under way when it arrived.
 - Of nested calls on one thread the outermost counts.
-- On a thread without such a call nothing here has an effect.
+- On a thread without such a call nothing here has an effect. An exception that is raised between
+  two operations (Ctrl-C) may cut off a call's end: a call counts as long as its frame is running.
 
 Assumes that no wait on such a thread lasts much longer than `POLL_SECS` without `check`.
 """
@@ -16,12 +17,15 @@ Assumes that no wait on such a thread lasts much longer than `POLL_SECS` without
 from __future__ import annotations
 
 import contextlib
+import inspect
 import math
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
+from types import FrameType
 from typing import TypeVar
 
 from holdfast.clock import Clock, SystemClock
@@ -40,6 +44,7 @@ class _Call:
     name: str
     state: Callable[[], str]
     patience_secs: float
+    frame: FrameType
     by: signal.Signals | None = None
     ends_at_secs: float = math.inf
 
@@ -73,26 +78,54 @@ def ended_by_signals(
         state: Returns what has not ended, and what that means, for messages.
         patience_secs: How much longer the waits last after a signal.
     """
-    thread = threading.get_ident()
-    if thread in _calls:
+    if _current() is not None:
         yield
         return
+    thread = threading.get_ident()
+    call = _Call(name, state, patience_secs, _entering_frame())
     try:
-        _calls[thread] = _Call(name, state, patience_secs)
+        _calls[thread] = call
         yield
     finally:
-        _calls.pop(thread, None)
+        if _calls.get(thread) is call:
+            del _calls[thread]
+
+
+def _entering_frame() -> FrameType:
+    """Return the frame whose `with` statement enters: generators between are suspended in it."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and (
+        frame.f_code.co_flags & inspect.CO_GENERATOR
+        or frame.f_globals.get("__name__") == contextlib.__name__
+    ):
+        frame = frame.f_back
+    return frame
+
+
+def _current() -> _Call | None:
+    """Return the call that is under way on this thread; forget one whose end was cut off."""
+    thread = threading.get_ident()
+    call = _calls.get(thread)
+    if call is None:
+        return None
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame is call.frame:
+            return call
+        frame = frame.f_back
+    del _calls[thread]
+    return None
 
 
 def has_signal() -> bool:
     """Return whether a signal has arrived during the call that is under way on this thread."""
-    call = _calls.get(threading.get_ident())
+    call = _current()
     return call is not None and call.by is not None
 
 
 def is_ended() -> bool:
     """Return whether `check` would raise."""
-    call = _calls.get(threading.get_ident())
+    call = _current()
     return call is not None and SystemClock.monotonic() >= call.ends_at_secs
 
 
@@ -102,15 +135,15 @@ def check() -> None:
     Raises:
         WaitInterruptedError: It has.
     """
-    if is_ended():
-        call = _calls[threading.get_ident()]
+    call = _current()
+    if call is not None and SystemClock.monotonic() >= call.ends_at_secs:
         assert call.by is not None
         raise WaitInterruptedError(f"{call.name}: ended by {call.by.name}: {call.state()}")
 
 
 def slice_secs(secs: float) -> float:
     """Return how long to wait until the next `check`, of a wait of `secs` seconds."""
-    return min(secs, POLL_SECS) if threading.get_ident() in _calls else secs
+    return min(secs, POLL_SECS) if _current() is not None else secs
 
 
 def wait_for(changed: Condition, is_over: Callable[[], bool], secs: float | None) -> bool:
