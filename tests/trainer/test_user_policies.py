@@ -3,25 +3,32 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 
+import holdfast
+from holdfast import CheckpointManager
 from holdfast.clock import SystemClock
 from holdfast.errors import HoldfastError
 from holdfast.host.wire.protocol import Judged, Notice
+from holdfast.policy.contexts import SaveContext
 from holdfast.policy.save_decision_policy import AnySavePolicy
 from holdfast.trainer.save import user_policies
 from holdfast.trainer.save.user_policies import UserPolicies, UserPolicyThread
 from tests.attempts import checkpoint_id
-from tests.hosts import wait_until
+from tests.hosts import Host, wait_until
 
 
 class UnprintableError(Exception):
@@ -210,3 +217,45 @@ def test_between_steps_the_thread_does_nothing() -> None:
         count = len(asked)
         time.sleep(20 * user_policies.PAUSE_SECS)
         assert len(asked) == count
+
+
+class Raising:
+    """A policy of the user's that raises at one step."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def should_save(self, step: int, previous_steps: Any, *, context: SaveContext) -> bool:
+        if step == self.step:
+            raise ValueError("my own mistake")
+        return False
+
+
+def preempt_and_save(manager: CheckpointManager, state: Any) -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
+    manager.save(6, state)
+
+
+@pytest.mark.parametrize(
+    "save_last",
+    [
+        lambda manager, state: manager.finish(6, state),
+        lambda manager, state: manager.save(6, state, force=True),
+        preempt_and_save,
+    ],
+    ids=["finish", "force", "preemption"],
+)
+def test_a_policy_that_raises_costs_no_last_step(
+    one_host: Host, tmp_path: Path, save_last: Callable[[CheckpointManager, Any], None]
+) -> None:
+    state = {"w": np.zeros(10)}
+    with CheckpointManager(
+        tmp_path / "run", framework="numpy", save_decision_policy=Raising(5), ram=None
+    ) as manager:
+        for step in range(6):
+            manager.save(step, state)
+        wait_until(lambda: manager._progress.has_failed)
+        with pytest.raises(HoldfastError, match="one raised ValueError"):
+            save_last(manager, state)
+    with holdfast.open_run(tmp_path / "run") as run:
+        assert run.all_steps() == [6]

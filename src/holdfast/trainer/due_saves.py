@@ -57,11 +57,35 @@ class DueSaves:
             force: Save whatever the policies decide.
             asked_secs: The monotonic time of the call.
 
+        An earlier failure is raised before anything is saved, and the next call tries again. A step
+        that may be the last one, because of `force` or a preemption, is saved first.
+
         Raises:
             HoldfastError: As `CheckpointManager.save`.
         """
+        progress = self.position.progress
+        may_go_by = force or self._is_preempted()
+        if progress.has_failed and (progress.is_stopped or not may_go_by):
+            progress.raise_failure()
+        is_saved = self._save(step, state, metrics, force=force, asked_secs=asked_secs)
+        if is_saved and may_go_by:
+            progress.raise_failure()
+        return is_saved
+
+    def _is_preempted(self) -> bool:
+        place = self.position.session.place
+        return bool(place.control.cells[place.notice_cell])
+
+    def _save(
+        self,
+        step: int,
+        state: object,
+        metrics: Mapping[str, float] | None,
+        *,
+        force: bool,
+        asked_secs: float,
+    ) -> bool:
         position = self.position
-        position.progress.raise_failure()
         if step in position.steps.accepted and not force:
             return True
         position.steps.warn_unasked(step, self.clock.monotonic())

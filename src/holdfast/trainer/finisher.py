@@ -17,7 +17,7 @@ from enum import Enum
 import msgspec
 
 from holdfast.engine.reading.view import View
-from holdfast.errors import InvalidArgumentError, SaveFailedError
+from holdfast.errors import InvalidArgumentError
 from holdfast.format.json_codec import decode
 from holdfast.format.names import CheckpointId
 from holdfast.host.wire.protocol import Empty, Sealed
@@ -202,19 +202,9 @@ class Finisher:
             steps.warn_unfinished()
 
     def _save(self, step: int, save: Callable[[int], bool]) -> bool:
-        """Save `step` even if an earlier save failed, and then raise the earlier failure."""
-        place, failure = self._position.session.place, None
+        place = self._position.session.place
         self._position.steps.last = place.control.cells[place.step_cell] = step
-        while True:
-            try:
-                is_taken = save(step)
-                break
-            except SaveFailedError as error:
-                # Each failure is raised once, so the loop ends.
-                failure = failure or error
-        if failure is not None:
-            raise failure
-        return is_taken
+        return save(step)
 
     def _make_durable(self, checkpoint: CheckpointId) -> None:
         """Request the agent to make this rank's part in RAM durable."""

@@ -114,6 +114,11 @@ class Progress:
         self._upload_count = 0
 
     @property
+    def is_stopped(self) -> bool:
+        """Whether all saving has ended: the attempt was fenced, or the run is gone."""
+        return self._is_stopped
+
+    @property
     def has_failed(self) -> bool:
         """Whether `raise_failure` would raise now; read at every step."""
         # A drop becomes a failure as time passes, even if no agent answers.
