@@ -62,6 +62,18 @@ def test_a_start_writes_a_damaged_or_missing_record_of_the_remote_tier_anew(
     tiers.check_alike()
 
 
+def test_a_start_that_leaves_the_remote_tier_out_names_it(
+    tiers: WrittenTiers, caplog: pytest.LogCaptureFixture
+) -> None:
+    tiers.train(0, 1)
+    opened(tiers.fast)
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert f"the run has the remote tier {tiers.remote}, which this start does not use" in line
+    caplog.clear()
+    tiers.open()
+    assert caplog.records == []
+
+
 def test_a_lost_directory_is_created_anew_as_the_same_run(tiers: WrittenTiers) -> None:
     tiers.train(0, 1)
     tiers.train(2)

@@ -103,6 +103,7 @@ def open_run(
         _check_alike(location, remote_places)
         if remote is None:
             run_id = _open_or_create(durable, clock, takeover=takeover)
+            _warn_if_remote_is_left_out(durable, location)
         else:
             run_id = _open_both(durable, remote, clock, takeover=takeover)
             note_remote(durable, remote.home.location_text)
@@ -113,6 +114,18 @@ def open_run(
     if rendezvous.count > 1:
         _find_on_all_hosts(run_id, durable, rendezvous, clock)
     return OpenRun(location=location, run_id=run_id, group=group, durable=durable, remote=remote)
+
+
+def _warn_if_remote_is_left_out(durable: DurableStore, location: RunLocation) -> None:
+    """Log the run's remote tier where the start does not use it; a bucket is not asked for it."""
+    noted = None if location.is_url else noted_remote(durable)
+    if noted is not None:
+        log.warning(
+            "open %s: the run has the remote tier %s, which this start does not use: it continues "
+            "without the checkpoints that only that tier has, and later replaces them there",
+            location,
+            noted,
+        )
 
 
 def _check_alike(location: RunLocation, remote_places: list[str]) -> None:
