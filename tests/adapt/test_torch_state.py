@@ -432,6 +432,46 @@ def test_what_cannot_be_saved_is_named_by_its_path(save: Callable[[Any], Any], k
         save({"good": torch.ones(1), "bad": [leaf]})
 
 
+class Refusing(nn.Linear):
+    """A module whose extra state cannot be set."""
+
+    def get_extra_state(self) -> dict[str, int]:
+        return {"version": 1}
+
+    def set_extra_state(self, state: Any) -> None:
+        raise KeyError("version 2")
+
+
+class RefusingLoader(Loader):
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        raise KeyError("position")
+
+
+@pytest.mark.parametrize(
+    ("leaf", "path", "cause"),
+    [
+        (Refusing(2, 2), "models/0", "test_torch_state.Refusing raised KeyError: 'version 2'"),
+        (RefusingLoader(), "models/0", "test_torch_state.RefusingLoader raised KeyError: 'posit"),
+    ],
+    ids=["module", "loader"],
+)
+def test_an_object_that_refuses_its_state_is_named_by_its_path(
+    save: Callable[[Any], Any], leaf: Any, path: str, cause: str
+) -> None:
+    restore = save({"models": [leaf], "x": torch.ones(1)})
+    with pytest.raises(errors.StructureMismatchError, match=f"restore {path}: .*{cause}") as caught:
+        restore({"models": [leaf], "x": torch.ones(1)})
+    assert isinstance(caught.value.__cause__, KeyError)
+
+
+def test_a_loader_without_a_state_is_refused_and_one_with_a_state_is_named(
+    save: Callable[[Any], Any],
+) -> None:
+    loader = torch.utils.data.DataLoader([1, 2, 3])
+    with pytest.raises(errors.UnsupportedLeafError, match=r"save data/0: .*StatefulDataLoader"):
+        save({"data": [loader]})
+
+
 def test_large_states_of_ones_own_are_refused_unless_they_are_replicated(
     save: Callable[[Any], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

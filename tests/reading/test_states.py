@@ -25,7 +25,7 @@ from flax.training.train_state import TrainState
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import holdfast
-from holdfast.errors import UnsupportedLeafError
+from holdfast.errors import StructureMismatchError, UnsupportedLeafError
 from tests.trainer.states import same
 
 Point = namedtuple("Point", "x y")
@@ -366,3 +366,59 @@ def test_a_key_that_is_neither_text_nor_int_is_told_before_anything_is_written(
     with pytest.raises(UnsupportedLeafError, match="rename the key"):
         holdfast.save(tmp_path / "saved", {"params": {key: jnp.ones(3)}})
     assert not list(tmp_path.iterdir())
+
+
+class Refusing(Sampler):
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        raise KeyError("position")
+
+
+def test_an_object_that_refuses_its_state_is_named_by_its_path(tmp_path: Path) -> None:
+    with pytest.raises(
+        StructureMismatchError, match=r"restore s/0: .*Refusing raised KeyError: 'p"
+    ):
+        round_trip(tmp_path / "run", {"s": [Sampler()]}, {"s": [Refusing()]})
+
+
+def test_the_key_data_that_numpy_reads_of_typed_keys_is_a_like_for_them(tmp_path: Path) -> None:
+    keys = jax.random.split(jax.random.key(3), 4)
+    holdfast.save(tmp_path / "run", {"keys": keys})
+    plain = holdfast.load(tmp_path / "run")
+    again = holdfast.load(tmp_path / "run", like={"keys": np.zeros_like(plain["keys"])})
+    np.testing.assert_array_equal(again["keys"], jax.random.key_data(keys))
+    # Raw key data of JAX is an array like any other: keys would lose their type in silence.
+    with pytest.raises(StructureMismatchError, match=r"keys: expected array uint32\[4, 2\]"):
+        holdfast.load(tmp_path / "run", like={"keys": jnp.asarray(plain["keys"])})
+
+
+def test_a_sharding_that_does_not_divide_an_array_is_refused_by_its_path(tmp_path: Path) -> None:
+    holdfast.save(tmp_path / "run", {"layers": [{"w": jnp.ones((6, 4))}]})
+    sharding = NamedSharding(mesh(8), PartitionSpec("a"))
+    like = {"layers": [{"w": jax.ShapeDtypeStruct((6, 4), jnp.float32, sharding=sharding)}]}
+    with pytest.raises(StructureMismatchError, match=r"restore layers/0/w: expected a sharding th"):
+        holdfast.load(tmp_path / "run", like=like)
+
+
+def test_a_prefix_of_partial_that_is_nowhere_is_refused_with_the_nearest_path(
+    tmp_path: Path,
+) -> None:
+    holdfast.save(tmp_path / "run", {"head": {"w": np.ones(2)}, "x": 1})
+    like: dict[str, Any] = {"head": {"w": np.ones(2)}, "x": 1}
+    with pytest.raises(StructureMismatchError, match=r"at hed \(there is head\) \(partial=...\)"):
+        holdfast.load(tmp_path / "run", like=like, partial=["hed", "x"])
+    # One that either side has is right, an empty container too.
+    like = {"head": {"w": np.ones(2)}, "new": {"y": 3}, "empty": {}}
+    found = holdfast.load(tmp_path / "run", like=like, partial=["new/y", "empty", "x"])
+    assert found["new"] == {"y": 3}
+
+
+def test_leaves_that_partial_keeps_are_counted_in_words(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    holdfast.save(tmp_path / "run", {"w": np.ones(2)})
+    with caplog.at_level("INFO", "holdfast.adapt.like"):
+        holdfast.load(tmp_path / "run", like={"w": np.ones(3)}, partial="w")
+    assert (
+        "kept 1 leaf of the state given, which the checkpoint lacks or has with another shape"
+        in (caplog.text)
+    )

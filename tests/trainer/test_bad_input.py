@@ -149,6 +149,14 @@ def test_a_directory_that_cannot_be_made_is_told_as_such(one_host: Host) -> None
         manager(Path("/proc/nope/run"))
 
 
+def test_a_link_that_leads_nowhere_is_not_taken_for_a_deleted_run(
+    one_host: Host, tmp_path: Path
+) -> None:
+    (tmp_path / "run").symlink_to(tmp_path / "disk/run")
+    with pytest.raises(errors.StorageError, match=r"symbolic link to .*disk/run, which does not"):
+        manager(tmp_path / "run")
+
+
 def test_a_new_run_inside_another_one_is_told_once(
     one_host: Host, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -190,6 +190,27 @@ def test_closing_tells_once_of_a_last_step_that_is_left_behind(
     assert "closing after" not in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("leaf", "metrics"),
+    [({1, 2}, None), (1, {"loss": "low"})],
+    ids=["leaf", "metrics"],
+)
+def test_closing_does_not_take_a_refused_save_for_an_omitted_one(
+    one_host: Host,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    leaf: object,
+    metrics: dict[str, Any] | None,
+) -> None:
+    with manager(tmp_path / "run") as training:
+        training.save(0, state(0), force=True)
+        with pytest.raises((errors.InvalidArgumentError, errors.UnsupportedLeafError)):
+            training.save(1, {**state(1), "bad": leaf}, force=True, metrics=metrics)
+    (text,) = [r.message for r in caplog.records if "closing after step 1" in r.message]
+    assert "whose save was refused: the newest checkpoint is of step 0" in text
+    assert "manager.finish" not in text
+
+
 def test_closing_tells_nothing_after_an_error(
     one_host: Host, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -5,13 +5,14 @@ A framework adds its own arrays: it gives their outlines to `Outlines` and keeps
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeGuard
 
 import numpy as np
 
 from holdfast.adapt.contract import ArrayOutline, Outline
-from holdfast.errors import UnsupportedLeafError
+from holdfast.errors import HoldfastError, StructureMismatchError, UnsupportedLeafError
 from holdfast.format.dtypes import dtype_name
 from holdfast.format.paths import Path, path_name
 from holdfast.format.placement import Placement
@@ -59,6 +60,39 @@ def give_state(leaf: object, state: object) -> None:
         leaf.set_state(state)  # type: ignore[attr-defined]
     else:
         leaf.load_state_dict(state)  # type: ignore[attr-defined]
+
+
+@contextmanager
+def object_errors(leaf: object, path: Path, call: str) -> Iterator[None]:
+    """Name the leaf in an error of its own methods, which are the user's code; see `call`.
+
+    Args:
+        leaf: the stateful object that the block reads or sets.
+        path: its path.
+        call: `save` or `restore`, for the message.
+
+    Raises:
+        UnsupportedLeafError: the object raised while its state was read, for a save.
+        StructureMismatchError: it raised in a restore.
+    """
+    try:
+        yield
+    except HoldfastError:
+        raise
+    except Exception as error:
+        kind = type(leaf)
+        text = (
+            f"{call} {path_name(path)}: {kind.__module__}.{kind.__qualname__} raised "
+            f"{type(error).__name__}: {error}; "
+        )
+        if call == "save":
+            raise UnsupportedLeafError(
+                f"{text}correct the method that returns its state, or take it out of the state"
+            ) from error
+        raise StructureMismatchError(
+            f"{text}correct the method that sets its state, or leave it out by only=...; other "
+            "leaves may be set already"
+        ) from error
 
 
 def numpy_dtype_name(leaf: np.ndarray | np.generic, path: Path) -> str:
@@ -206,7 +240,8 @@ class SavedValues:
         if is_value(leaf):
             self._values.append(SavedValue(path=path, value=encode_value(leaf, path_name(path))))
         else:
-            state = encode_value(state_of(leaf), path_name(path))
+            with object_errors(leaf, path, "save"):
+                state = encode_value(state_of(leaf), path_name(path))
             self._process_values.append(SavedValue(path=path, value=state))
 
     @property

@@ -20,14 +20,15 @@ import numpy as np
 from holdfast.adapt import leaves
 from holdfast.adapt.casts import can_cast, converted
 from holdfast.adapt.contract import RestoreRequest
-from holdfast.adapt.nested import check_prefixes
+from holdfast.adapt.nested import check_prefixes, paths_of
 from holdfast.errors import StructureMismatchError
 from holdfast.format.dtypes import dtype_name, numpy_dtype
 from holdfast.format.grid import Region
 from holdfast.format.paths import Path, path_name
 from holdfast.format.placement import RestoreTarget
-from holdfast.format.records import ArraySpec, CheckpointSpec
+from holdfast.format.records import ArraySpec, CheckpointSpec, Container
 from holdfast.format.values import decode_value
+from holdfast.quantities import counted
 
 DIFFERENCES_SHOWN_MAX = 20
 NAMES_COMPARED_MAX = 200
@@ -114,6 +115,7 @@ _NUMPY = NumpyArrayLeaves()
 class LikeState:
     """A flattened state: its leaves, their paths, and how such leaves become a state again.
 
+    `containers` are its inner nodes.
     `ties` are pairs of paths whose leaves are one array in memory, which is filled in place.
     `differences` returns a text for each other place in memory that would get different elements,
     from the filled buffers by path.
@@ -121,6 +123,7 @@ class LikeState:
 
     leaves: Sequence[Any]
     paths: Sequence[Path]
+    containers: Sequence[Container]
     unflatten: Callable[[Sequence[Any]], object]
     ties: Sequence[tuple[Path, Path]] = ()
     differences: Callable[[Mapping[Path, Mapping[Region, np.ndarray]]], list[str]] = lambda _: []
@@ -133,14 +136,16 @@ class LikeRestoration:
         self, spec: CheckpointSpec, like: LikeState, request: RestoreRequest, arrays: ArrayLeaves
     ) -> None:
         check_prefixes(spec, request)
+        _check_partial(spec, like, request)
         self._spec, self._like, self._arrays = spec, like, arrays
         indices = spec.array_indices()
         comparison = _Comparison(spec, indices, like, request, arrays)
         self.kept: Sequence[Path] = comparison.kept
         if self.kept:
             log.info(
-                "%d leaves are kept from the state given, the checkpoint has no value for them: %s",
-                len(self.kept),
+                "kept %s of the state given, which the checkpoint lacks or has with another shape "
+                "or kind: %s",
+                counted(len(self.kept), "leaf", "leaves"),
                 ", ".join(map(path_name, self.kept[:5])),
             )
         restored = comparison.restored
@@ -211,7 +216,8 @@ class LikeRestoration:
         self._arrays.complete_arrays()
         for path, leaf in zip(self._like.paths, self._like.leaves, strict=True):
             if path in process_values:
-                leaves.give_state(leaf, process_values[path])
+                with leaves.object_errors(leaf, path, "restore"):
+                    leaves.give_state(leaf, process_values[path])
         return self._like.unflatten(restored)
 
     def _array(self, path: Path, leaf: Any) -> Any:
@@ -221,12 +227,32 @@ class LikeRestoration:
         return arrays.assemble_array(leaf, array, buffers)
 
 
+def _check_partial(spec: CheckpointSpec, like: LikeState, request: RestoreRequest) -> None:
+    """Check that each prefix of `request.partial` is in the checkpoint or in the state asked for.
+
+    Raises:
+        StructureMismatchError: one is in neither; the message has the nearest path.
+    """
+    of_leaves = [*like.paths, *paths_of(spec)]
+    paths = dict.fromkeys([*of_leaves, *(container.path for container in like.containers)])
+    missing = request.partial.without_paths(paths)
+    if missing:
+        names = list(dict.fromkeys(path_name(p[:n]) for p in paths for n in range(1, len(p) + 1)))
+        near = [
+            f"{name} (there is {n})" if (n := _nearest(name, names)) else name for name in missing
+        ]
+        raise StructureMismatchError(
+            f"restore: expected something at {', '.join(near)} (partial=...), found nothing in "
+            "the checkpoint and in the state asked for; correct the path, or leave it out"
+        )
+
+
 class _Comparison:
     """Which leaves of a state are restored, cast or kept.
 
     Attributes:
         restored: the paths whose values the checkpoint gives.
-        kept: the paths whose leaves are kept because the checkpoint has no value for them.
+        kept: the paths whose leaves are kept because the checkpoint has no such value.
         casts: the dtypes to convert to, by path.
 
     Raises:
@@ -249,6 +275,11 @@ class _Comparison:
             path: _type_of_spec(spec.arrays[index]) for path, index in indices.items()
         }
         saved |= {value.path: _type_of_value(decode_value(value.value)) for value in spec.values}
+        self._key_data = {
+            path: ArrayType(array.dtype, array.shape)
+            for path, index in indices.items()
+            if (array := spec.arrays[index]).prng_impl is not None
+        }
         leaf_of_path = dict(zip(like.paths, like.leaves, strict=True))
         saved |= dict.fromkeys(spec.process_values, "object with a state")
         differences = {
@@ -285,6 +316,9 @@ class _Comparison:
     ) -> str | None:
         """Note what is done at `path`; return the difference that forbids the restore, if any."""
         expected = self._type_of(given[path]) if path in given else None
+        if path in self._key_data and leaves.is_numpy(given.get(path)):
+            # Of typed keys NumPy has the key data, as in a restore without a state.
+            found = self._key_data[path]
         if expected == found:
             self.restored.add(path)
             return None
@@ -334,8 +368,9 @@ def raise_mismatch(differences: Sequence[str], scope: str = "") -> NoReturn:
     shown = differences[:DIFFERENCES_SHOWN_MAX]
     more = len(differences) - len(shown)
     raise StructureMismatchError(
-        f"restore: the state asked for differs from the checkpoint{scope} in {len(differences)} "
-        "places (expected is what was asked for, found is what was saved):\n  "
+        f"restore: the state asked for differs from the checkpoint{scope} in "
+        f"{counted(len(differences), 'place')} (expected is what was asked for, found is "
+        "what was saved):\n  "
         + "\n  ".join(shown)
         + (f"\n  and {more} more" if more else "")
         + "\nPass a state of the saved structure, partial=... with the paths that may differ, or "

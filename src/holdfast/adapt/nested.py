@@ -126,8 +126,7 @@ def check_prefixes(spec: CheckpointSpec, request: RestoreRequest) -> None:
     """
     if request.only is None:
         return
-    paths = [*spec.array_indices()] + [value.path for value in spec.values]
-    paths += [container.path for container in spec.containers] + [*spec.process_values]
+    paths = paths_of(spec)
     missing = [
         name
         for name in request.only.without_paths(paths)
@@ -139,6 +138,12 @@ def check_prefixes(spec: CheckpointSpec, request: RestoreRequest) -> None:
             f"restore: expected something at {', '.join(missing)} (only=...), found nothing; the "
             f"checkpoint has {', '.join(top[:20])}{' and more' if len(top) > 20 else ''}"
         )
+
+
+def paths_of(spec: CheckpointSpec) -> list[Path]:
+    """Return the paths of all leaves and inner nodes."""
+    paths = [*spec.array_indices()] + [value.path for value in spec.values]
+    return paths + [container.path for container in spec.containers] + [*spec.process_values]
 
 
 def nested(containers: Mapping[Path, str], leaves: Mapping[Path, Any]) -> Any:

@@ -59,7 +59,12 @@ class NumpyFramework:
         tree = flatten(request.like, "restore")
         for path, leaf in zip(tree.paths, tree.leaves, strict=True):
             _refuse_foreign(leaf, "restore", path_name(path))
-        like = LikeState(leaves=tree.leaves, paths=tree.paths, unflatten=tree.unflatten)
+        like = LikeState(
+            leaves=tree.leaves,
+            paths=tree.paths,
+            containers=tree.containers,
+            unflatten=tree.unflatten,
+        )
         return LikeRestoration(spec, like, request, NumpyArrayLeaves())
 
     def _outline(self, tree: Tree) -> Outline:

@@ -139,6 +139,12 @@ class DiskStore(Store):
         A crash during the creation of a run can leave an unfinished record and nothing else.
         """
         with translated("open", self.root):
+            if self.root.is_symlink() and not self.root.exists():
+                raise StorageError(
+                    f"open {self.root}: expected a directory, found a symbolic link to "
+                    f"{self.root.readlink()}, which does not exist; make that directory, or "
+                    "correct the link"
+                )
             if not self.root.exists():
                 return True
             if not self.root.is_dir():

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from holdfast.adapt.contract import Framework, Processes
 from holdfast.clock import Clock
-from holdfast.errors import FencedError
+from holdfast.errors import FencedError, InvalidArgumentError, UnsupportedLeafError
 from holdfast.format.names import CheckpointId
 from holdfast.host.wire import protocol
 from holdfast.host.wire.control_block import ATTEMPT
@@ -97,9 +97,13 @@ class DueSaves:
         checkpoint = CheckpointId(step, place.attempt)
         if not self._can_save(checkpoint, due):
             return False
-        checked = arguments.check_metrics(metrics)
-        self.metric_names.check(step, checked)
-        snapshot = self.framework.snapshot(state)
+        try:
+            checked = arguments.check_metrics(metrics)
+            self.metric_names.check(step, checked)
+            snapshot = self.framework.snapshot(state)
+        except (InvalidArgumentError, UnsupportedLeafError):
+            position.steps.refused_at = step
+            raise
         taking = Taking(id=checkpoint, time=self.clock.now(), metrics=checked)
         plan = self.planner.plan(snapshot, taking)
         position.steps.note_taken(step, due, place.control.cells)

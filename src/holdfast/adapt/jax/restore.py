@@ -12,7 +12,7 @@ from holdfast.adapt.jax import arrays, internals
 from holdfast.adapt.jax.arrays import check_usable
 from holdfast.adapt.jax.tree import flatten
 from holdfast.adapt.like import ArrayType, LikeRestoration, LikeState
-from holdfast.errors import UnsupportedLeafError
+from holdfast.errors import StructureMismatchError, UnsupportedLeafError
 from holdfast.format.dtypes import dtype_name
 from holdfast.format.grid import Region
 from holdfast.format.paths import path_name
@@ -31,6 +31,7 @@ def like_restoration(spec: CheckpointSpec, request: RestoreRequest) -> LikeResto
     like = LikeState(
         leaves=values,
         paths=structure.paths,
+        containers=structure.containers,
         unflatten=lambda leaves: jax.tree_util.tree_unflatten(structure.treedef, leaves),
     )
     return LikeRestoration(spec, like, request, JaxArrayLeaves())
@@ -84,7 +85,13 @@ class JaxArrayLeaves:
     def make_buffers(
         self, leaf: Any, array: ArraySpec, dtype: np.dtype
     ) -> dict[Region, np.ndarray]:
-        regions = arrays.regions_needed(array.shape, _stored_like(leaf, array))
+        try:
+            regions = arrays.regions_needed(array.shape, _stored_like(leaf, array))
+        except ValueError as error:
+            raise StructureMismatchError(
+                f"restore {path_name(array.path)}: expected a sharding that divides the shape "
+                f"{array.shape}, found {leaf.sharding}; give another sharding (JAX: {error})"
+            ) from error
         return {
             region: arrays.aligned_buffer(tuple(b - a for a, b in zip(*region, strict=True)), dtype)
             for region in regions

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from holdfast.adapt.contract import RestoreRequest
+from holdfast.adapt.leaves import object_errors
 from holdfast.adapt.nested import nested
 from holdfast.adapt.torch import tensors
 from holdfast.errors import StructureMismatchError, UnsupportedLeafError
@@ -294,7 +295,8 @@ class ProcessObject:
             UnsupportedLeafError: it has too many bytes of tensors.
         """
         sizes: list[int] = []
-        state = _with_values(self._get(), path_name(self._path), sizes)
+        with object_errors(self.leaf, self._path, "save"):
+            state = _with_values(self._get(), path_name(self._path), sizes)
         if sum(sizes) > TENSORS_OF_VALUE_MAX_BYTES:
             raise UnsupportedLeafError(
                 f"save {path_name(self._path)}: the state of this {type(self.leaf).__qualname__} "
@@ -305,7 +307,8 @@ class ProcessObject:
         return state
 
     def set_state(self, state: Any) -> None:
-        self._put(_with_tensors(state, path_name(self._path)))
+        with object_errors(self.leaf, self._path, "restore"):
+            self._put(_with_tensors(state, path_name(self._path)))
 
 
 StateObject = ModuleState | ObjectState | SparseState

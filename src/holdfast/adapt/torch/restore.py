@@ -48,6 +48,7 @@ def filling(
     like = LikeState(
         leaves=tree.leaves,
         paths=tree.paths,
+        containers=tree.containers,
         unflatten=lambda found: tree.unflatten(list(map(_unwrapped, found))),
         ties=[
             (tree.paths[first], tree.paths[index])

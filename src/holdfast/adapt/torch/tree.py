@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from holdfast.adapt import leaves as adapt_leaves
 from holdfast.adapt import tree as adapt_tree
 from holdfast.adapt.contract import RestoreRequest
 from holdfast.adapt.torch import tensors
@@ -34,7 +35,8 @@ def flatten(state: object, call: str, like: Likeness | None = None) -> Tree:
     When such a tree is built again, objects get their states.
 
     Raises:
-        UnsupportedLeafError: a leaf is an array of another framework, or a key cannot be a name.
+        UnsupportedLeafError: a leaf is an array of another framework, or a loader without a state,
+            or a key cannot be a name.
         StructureMismatchError: an object differs from the saved one; see `like` of each object.
     """
 
@@ -51,7 +53,14 @@ def flatten(state: object, call: str, like: Likeness | None = None) -> Tree:
                 f"{type(leaf).__qualname__} of JAX; a state has arrays of one framework: convert "
                 "it, or use a manager for each"
             )
-        return process_object(leaf, path) or leaf
+        process_leaf = process_object(leaf, path)
+        if process_leaf is None and isinstance(leaf, torch.utils.data.DataLoader):
+            raise UnsupportedLeafError(
+                f"{call} {path_name(path)}: expected a loader with a state, found "
+                f"{type(leaf).__qualname__} of PyTorch, which keeps none; use StatefulDataLoader "
+                "of the package torchdata, which takes the same arguments"
+            )
+        return process_leaf or leaf
 
     return adapt_tree.flatten(state, call, expand)
 
@@ -59,13 +68,15 @@ def flatten(state: object, call: str, like: Likeness | None = None) -> Tree:
 def _subtree(stateful: StateObject, path: Path, like: Likeness | None) -> Subtree:
     def rebuild(state: Any, paths: Sequence[Path]) -> Any:
         if like is not None and any(map(like.request.wants, (*paths, path))):
-            stateful.set_state(state)
+            with adapt_leaves.object_errors(stateful.leaf, path, "restore"):
+                stateful.set_state(state)
         return stateful.leaf
 
-    if like is None:
-        own = stateful.state_tree()
-    else:
-        own = stateful.tree_to_fill(like.spec, like.request, path)
+    with adapt_leaves.object_errors(stateful.leaf, path, "save" if like is None else "restore"):
+        if like is None:
+            own = stateful.state_tree()
+        else:
+            own = stateful.tree_to_fill(like.spec, like.request, path)
     return Subtree(node=stateful.leaf, tree=own, rebuild=rebuild)
 
 

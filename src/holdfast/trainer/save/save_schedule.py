@@ -91,6 +91,8 @@ class SaveSchedule:
         """The highest step that needs no check: none before the first step and after the end."""
         self._has_ended = False
         self.accepted: set[int] = set()
+        self.refused_at: int | None = None
+        """The last step whose save was refused because of its arguments."""
         self.preempted_at: int | None = None
         self.read: int | None = None
         """The step that a restore has read since the last save without moving the run."""
@@ -266,6 +268,14 @@ class SaveSchedule:
         if self.last <= newest:
             return
         kept = f"the newest checkpoint is of step {newest}" if newest >= 0 else "there is none"
+        if self.last == self.refused_at:
+            log.warning(
+                "closing after step %d, whose save was refused: %s; the next start repeats the "
+                "later steps",
+                self.last,
+                kept if newest >= 0 else "there is no checkpoint",
+            )
+            return
         log.warning(
             "closing after step %d, but %s: the next start repeats the later steps. Call "
             "manager.finish(%d, state) at the end of the training",
