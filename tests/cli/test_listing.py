@@ -48,6 +48,33 @@ def test_ls_tells_of_every_checkpoint(shared_host: Host, run: Path) -> None:
     assert newest["size_bytes"] == sum(path.stat().st_size for path in folder.glob("*.safetensors"))
 
 
+def test_ls_of_a_folder_with_runs_lists_them(shared_host: Host, run: Path, tmp_path: Path) -> None:
+    train(shared_host, run.parent / "another", steps=2)
+    bad = run.parent / "bad"
+    bad.mkdir()
+    (bad / "holdfast.json").write_text("{}")
+    try:
+        runs = answer(shared_host, "ls", run.parent)["runs"]
+        text = holdfast(shared_host, "ls", run.parent).stdout
+    finally:
+        shutil.rmtree(run.parent / "another")
+        shutil.rmtree(bad)
+    assert [(Path(r["run"]).name, r["latest_step"]) for r in runs] == [
+        ("another", 1),
+        ("bad", None),
+        ("run", 2),
+    ]
+    assert "holdfast.json" in runs[1]["problem"]
+    assert text.splitlines()[0].split() == ["run", "newest", "step"]
+    assert [line.split()[:2] for line in text.splitlines()[1:4]] == [
+        ["another", "1"],
+        ["bad", "?"],
+        ["run", "2"],
+    ]
+    # A folder without runs is refused as before.
+    assert "expected a run" in holdfast(shared_host, "ls", tmp_path, code=1).stderr
+
+
 def test_ls_tells_abandoned_branches_from_the_timeline(shared_host: Host, run: Path) -> None:
     rows = answer(shared_host, "ls", run)["checkpoints"]
     abandoned = [(row["step"], row["attempt"]) for row in rows if not row["on_timeline"]]

@@ -68,6 +68,7 @@ def test_a_run_is_read_as_its_manager_reads_it(run_directory: Path, one_host: Ho
         assert run.restore(like=state(0))["w"].tolist() == [3] * 1000
         with training(run_directory) as manager:
             assert run.metadata(2) == manager.metadata(2)
+            assert run.metadata() == run.metadata(run.latest_step())
             assert run.process_values(2) == manager.process_values(2) == {}
         with pytest.raises(errors.StepNotFoundError, match="find step 7"):
             run.restore(7)

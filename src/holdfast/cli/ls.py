@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
+
 import click
 from rich.text import Text
 
@@ -9,8 +12,12 @@ from holdfast.cli import output
 from holdfast.cli.output import Column, counted, secs_text, size_text
 from holdfast.clock import SystemClock
 from holdfast.engine.reading.inventory import Inventory, Row, State, take_inventory
+from holdfast.errors import HoldfastError, NotARunError, translated
+from holdfast.format.names import RUN_FILE
 from holdfast.observe.state_words import step_text, tiers_text
+from holdfast.store.location import RunLocation
 from holdfast.trainer.opening.run_access import read_only
+from holdfast.trainer.run import open_run
 
 _STYLES = {
     State.COMMITTED: "green",
@@ -29,6 +36,8 @@ _STYLES = {
 def ls(directory: str, limit: int | None, as_json: bool) -> None:
     """List the checkpoints of the run in DIR, in ascending order of steps.
 
+    If DIR is no run and has runs in it, list these: their names and newest steps.
+
     Checkpoints that are not on the current timeline, because the run went back to an earlier step,
     are marked as abandoned. Images are not read; `holdfast verify` reads them.
 
@@ -39,7 +48,14 @@ def ls(directory: str, limit: int | None, as_json: bool) -> None:
     written for it. The others hold unchanged arrays and were written for earlier checkpoints.
     `holdfast show` counts in the same way.
     """
-    run = read_only(directory)
+    try:
+        run = read_only(directory)
+    except NotARunError:
+        folders = _folders_of_runs(directory)
+        if not folders:
+            raise
+        _list_runs(directory, folders, as_json=as_json)
+        return
     inventory = take_inventory(run, limit)
     for problem in inventory.problems:
         output.warn(problem)
@@ -58,6 +74,43 @@ def ls(directory: str, limit: int | None, as_json: bool) -> None:
         output.print_line(f"{run.location}: no checkpoints yet")
         return
     _print(inventory)
+
+
+def _folders_of_runs(directory: str) -> list[Path]:
+    """Return the directories in `directory` that are runs, by name; none at a URL."""
+    location = RunLocation.parse(directory)
+    if location.is_url or not location.folder.is_dir():
+        return []
+    with translated("list", location.folder):
+        return sorted(folder.parent for folder in location.folder.glob(f"*/{RUN_FILE}"))
+
+
+def _list_runs(directory: str, folders: Sequence[Path], *, as_json: bool) -> None:
+    rows: list[dict[str, object]] = []
+    for folder in folders:
+        row: dict[str, object] = {"run": str(folder), "latest_step": None, "problem": None}
+        try:
+            with open_run(folder) as run:
+                row["latest_step"] = run.latest_step()
+        except HoldfastError as error:
+            row["problem"] = str(error)
+        rows.append(row)
+    if as_json:
+        output.print_json({"directory": str(RunLocation.parse(directory)), "runs": rows})
+        return
+    columns = [Column("run"), Column("newest step", "right")]
+    cells: list[list[str | Text]] = [
+        [folder.name, "?" if row["problem"] else _step_cell(row["latest_step"])]
+        for folder, row in zip(folders, rows, strict=True)
+    ]
+    output.print_table(columns, cells)
+    for folder, row in zip(folders, rows, strict=True):
+        if row["problem"] is not None:
+            output.print_line(Text(f"{folder.name}: {row['problem']}", "red"))
+
+
+def _step_cell(step: object) -> str:
+    return "none yet" if step is None else str(step)
 
 
 def _document(row: Row) -> dict[str, object]:

@@ -167,9 +167,9 @@ def check_host(ram: object, network: object, process: object) -> None:
         )
 
 
-def raise_nothing_saved(run: object) -> NoReturn:
-    """Raise the error of a restore from a run that has no checkpoint."""
-    raise StepNotFoundError(f"restore: the run in {run} has no checkpoint yet")
+def raise_nothing_saved(run: object, call: str = "restore") -> NoReturn:
+    """Raise the error of a call that reads the newest checkpoint of a run without any."""
+    raise StepNotFoundError(f"{call}: the run in {run} has no checkpoint yet")
 
 
 def raise_no_remote() -> NoReturn:

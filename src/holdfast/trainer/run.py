@@ -122,13 +122,20 @@ class Run:
         self._check_open("all_steps")
         return [checkpoint.step for checkpoint in find_sound(self._run.load_view)]
 
-    def metadata(self, step: int) -> CheckpointMetadata:
+    def metadata(self, step: int | None = None) -> CheckpointMetadata:
         """Return the metadata of the checkpoint of `step`: arrays, values, metrics, sizes.
 
+        Args:
+            step: None: the newest that can be restored; see `latest_step`.
+
         Raises:
-            StepNotFoundError, StepUncommittedError, CheckpointDamagedError: the step.
+            StepNotFoundError: there is no checkpoint of `step`, or nothing was saved yet.
+            StepUncommittedError, CheckpointDamagedError: the step.
         """
         self._check_open("metadata")
+        step = self.latest_step() if step is None else step
+        if step is None:
+            arguments.raise_nothing_saved(self.directory, "metadata")
         return metadata_of(self._sources(step))
 
     def process_values(self, step: int) -> dict[str, list[Any]]:
