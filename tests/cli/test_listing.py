@@ -1,4 +1,5 @@
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -227,3 +228,28 @@ def test_a_checkpoint_that_is_being_deleted_is_no_row(
     rows = inventory.take_inventory(read_only(copy), None).rows
     assert listed == [4, 3]
     assert [row.id.step for row in rows] == [1, 2, 3]
+
+
+def test_every_command_answers_for_a_run_that_was_put_back_as_the_next_start_decides(
+    one_host: Host, tmp_path: Path
+) -> None:
+    run, backup = tmp_path / "run", tmp_path / "backup"
+    train(one_host, run, steps=5)
+    shutil.copytree(run, backup)
+    train(one_host, run, steps=10, linger=600, lost=True)
+    before = answer(one_host, "watch", run, "--once")
+    assert before["newest_step"] == 9
+    assert "put back" not in holdfast(one_host, "status", run).stderr
+    for entry in run.iterdir():
+        shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+    shutil.copytree(backup, run, dirs_exist_ok=True)
+    text = "step 9 of attempt 2 as durable, and .* put back .* continues from step 4 of attempt 1"
+    assert re.search(text, holdfast(one_host, "status", run).stderr)
+    watched = answer(one_host, "watch", run, "--once")
+    assert watched["newest_step"] == 4
+    assert re.search(text, watched["newest"])
+    assert answer(one_host, "ls", run)["latest_step"] == answer(one_host, "show", run)["step"] == 4
+    holdfast(one_host, "verify", run)
+    starting = start_training(one_host, run, steps=6)
+    out, _ = starting.communicate(timeout=60)
+    assert out.split() == ["open", "5"]

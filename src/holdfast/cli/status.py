@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +13,8 @@ from holdfast.cli import output
 from holdfast.cli.file_agents import files_in_ram, print_files
 from holdfast.cli.jobs import jobs_of, print_job
 from holdfast.cli.output import Column, counted, secs_text, size_text
+from holdfast.engine.reading.run import ReadableRun
+from holdfast.errors import HoldfastError
 from holdfast.host.wire import protocol
 from holdfast.host.wire.agent_directory import ram_folder
 from holdfast.host.wire.agents_here import agent_folders_here, leaving, living, run_of
@@ -41,11 +43,14 @@ def status(directory: str | None, as_json: bool) -> None:
     what each of them holds, and how many lost hosts the run would survive now. Without DIR it also
     shows the agent that holds whole files in RAM.
     """
-    run_id = read_only(directory).agents_id if directory is not None else None
+    run = read_only(directory) if directory is not None else None
+    run_id = run.agents_id if run is not None else None
     problems: list[str] = []
     files = [*files_in_ram(problems)] if directory is None else []
     agents = [status for status in living(problems) if run_id in (None, status.run_id)]
     jobs = jobs_of(agents, problems)
+    if run is not None:
+        problems += _put_back(run, agents)
     for problem in problems:
         output.warn(problem)
     answering = {Path(status.folder) for status in agents}
@@ -90,6 +95,21 @@ def status(directory: str | None, as_json: bool) -> None:
         if number or agents:
             output.print_line("")
         print_files(of_files)
+
+
+def _put_back(run: ReadableRun, agents: Sequence[protocol.AgentStatus]) -> Iterator[str]:
+    """Return a text for each agent without trainers whose newest checkpoint no start would use."""
+    for agent in agents:
+        held = max((h for h in agent.held if h.complete), key=lambda h: h.id, default=None)
+        if held is None or agent.trainers:
+            continue
+        try:
+            put_back = run.find_put_back(held.step, held.attempt, is_durable=held.committed)
+        except HoldfastError as error:
+            yield f"whether {run.location} has step {held.step} is not known: {error}"
+            continue
+        if put_back is not None:
+            yield put_back.text
 
 
 def _document(left: Left) -> dict[str, object]:

@@ -11,11 +11,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from holdfast.engine.lifecycle.attempts import newest_tier
+from holdfast.engine.lifecycle.newest import list_newest
 from holdfast.engine.lifecycle.run import noted_remote
 from holdfast.engine.reading.sources import CheckpointSources
-from holdfast.engine.reading.view import View, newest_view_of, read_step, view_of
+from holdfast.engine.reading.view import (
+    View,
+    find_newest_sound,
+    newest_view_of,
+    read_step,
+    view_of,
+)
 from holdfast.errors import (
     CheckpointDamagedError,
     InvalidArgumentError,
@@ -34,6 +42,18 @@ def _no_ram() -> RamStore | None:
 
 def _no_remote() -> DurableStore | None:
     return None
+
+
+class PutBack(NamedTuple):
+    """An agent's newest checkpoint is missing from the run's directory.
+
+    Attributes:
+        step: the step from which the next start continues; None: it begins anew.
+        text: what differs, and that step.
+    """
+
+    step: int | None
+    text: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,6 +154,43 @@ class ReadableRun:
                     "has the reason)"
                 ) from error
         return view
+
+    def find_put_back(self, step: int, attempt: int, *, is_durable: bool) -> PutBack | None:
+        """Return what a start decides if the directory was put back below an agent's checkpoint.
+
+        Args:
+            step: the newest checkpoint that an agent of the run reports.
+            attempt: the number of its attempt.
+            is_durable: the agent reports it as committed.
+
+        Returns:
+            None if the directory has the attempt, and with `is_durable` the step or a newer one.
+
+        Raises:
+            CheckpointDamagedError, StorageError: as `load_view`.
+            InvalidArgumentError: the remote tier is in a bucket, and this host cannot open it.
+        """
+        newest = list_newest(self.durable)
+        is_missing = is_durable and all(c.step < step for c in newest.committed_ids)
+        if attempt in newest.numbers and not is_missing:
+            return None
+        checkpoint = find_newest_sound(self._load_restart_view)
+        origin = "anew"
+        if checkpoint is not None:
+            origin = f"from step {checkpoint.step} of attempt {checkpoint.attempt.number}"
+        return PutBack(
+            checkpoint.step if checkpoint is not None else None,
+            f"an agent reports step {step} of attempt {attempt}"
+            f"{' as durable' if is_durable else ''}, and {self.location} does not have it: it was "
+            f"put back to an earlier state. The next start continues {origin}",
+        )
+
+    def _load_restart_view(self) -> View:
+        """Return the checkpoints from which a start here can continue; of a remote tier too."""
+        remote = self.find_remote()
+        if remote is None:
+            return self.load_newest_view()
+        return view_of([*self.stores, remote], newest_tier([self.durable, remote]))
 
     def load_newest_view(self) -> View:
         """Return the newest checkpoints that the tiers hold now, with few requests.

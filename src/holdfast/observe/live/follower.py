@@ -13,7 +13,8 @@ import msgspec
 
 from holdfast.clock import Clock
 from holdfast.coordination.settings import heartbeat_for
-from holdfast.engine.reading.run import ReadableRun
+from holdfast.coordination.survivability import Standing
+from holdfast.engine.reading.run import PutBack, ReadableRun
 from holdfast.errors import HoldfastError
 from holdfast.observe.events.reader import EventReader, Omission
 from holdfast.observe.events.schema import UNSTAMPED, CheckpointCommitted, CheckpointDeleted, Event
@@ -64,6 +65,9 @@ class RunFollower:
         self._report_at_secs = 0.0
         self._has_news = False
         self._host_count = 1
+        self._compared: Standing | None = None
+        self._put_back: PutBack | None = None
+        """What was found for the checkpoint in `_compared`."""
 
     @property
     def poll_secs(self) -> float:
@@ -89,6 +93,7 @@ class RunFollower:
             self._host_count = max(1, len(job.hosts))
         self._has_news |= bool(new)
         report = self._reported()
+        put_back = self._find_put_back(job, problems) if job is not None else None
         view = view_of_run(
             str(self._run.location),
             report,
@@ -98,7 +103,34 @@ class RunFollower:
             problems=[*problems, *report.notes],
             is_complete=not any(isinstance(item, Omission) for item in self._items),
         )
+        if put_back is not None:
+            view = msgspec.structs.replace(
+                view,
+                newest=put_back.text,
+                newest_step=put_back.step,
+                survives=("not known before the next start",),
+            )
         return Poll(view, events)
+
+    def _find_put_back(self, job: JobStatus, problems: list[str]) -> PutBack | None:
+        """Return whether the next start would not use the newest checkpoint that agents report.
+
+        Nothing is compared while trainers run. The directory is listed once for each newest
+        checkpoint.
+        """
+        newest = job.newest
+        if newest is None or any(host.ranks for host in job.hosts):
+            return None
+        if newest != self._compared:
+            try:
+                self._put_back = self._run.find_put_back(
+                    newest.step, newest.attempt, is_durable=newest.durable
+                )
+            except HoldfastError as error:
+                problems.append(f"whether the directory has step {newest.step}: {error}")
+                return None
+            self._compared = newest
+        return self._put_back
 
     def _note_durable(self, event: Event) -> None:
         if isinstance(event, CheckpointCommitted):
