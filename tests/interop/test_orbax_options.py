@@ -275,3 +275,14 @@ def test_a_part_without_a_sharding_is_loaded_as_it_was_saved(tmp_path: Path) -> 
     with context:
         found = v1.load_pytree(tmp_path / "one", {"x": jax.ShapeDtypeStruct((2,), jnp.float32)})
     assert isinstance(found["x"], jax.Array)
+
+
+def test_stored_metrics_are_an_item_in_the_metadata(tmp_path: Path) -> None:
+    items = ocp.args.Composite(state=ocp.args.StandardSave({"w": np.ones(2)}))
+    with ocp.CheckpointManager(tmp_path / "run") as manager:
+        manager.save(0, args=items, metrics={"loss": 1.0})
+        manager.save(1, args=items)
+        manager.wait_until_finished()
+        assert list(manager.item_metadata(0).keys()) == ["metrics", "state"]
+        assert manager.item_metadata(0)["metrics"] is None
+        assert list(manager.item_metadata(1).keys()) == ["state"]

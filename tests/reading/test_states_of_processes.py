@@ -77,6 +77,26 @@ def test_states_of_several_processes_are_left_out_and_can_be_asked_for(tmp_path:
         assert run.restore(like=like, partial=["data/0", "eval"])["data"] == [None, 7]
 
 
+def test_objects_that_partial_names_are_kept_with_another_number_of_processes(
+    tmp_path: Path,
+) -> None:
+    with holdfast.open_run(saved_by(3, tmp_path / "run")) as run:
+        like = state(-50)
+        run.restore(like=like, partial=["data/0", "eval"])
+        assert (like["data"][0].position, like["eval"].position) == (50, 150)
+        assert run.last_restore is not None
+        assert run.last_restore.kept == run.last_restore.left_out == ("data/0", "eval")
+        with pytest.raises(errors.StructureMismatchError, match=r"1 object.*\(data/0\)"):
+            run.restore(like=like, partial="eval")
+
+
+def test_an_object_outside_of_only_keeps_its_state(tmp_path: Path) -> None:
+    with holdfast.open_run(saved_by(1, tmp_path / "run")) as run:
+        like = state(-50)
+        run.restore(like=like, only="eval")
+        assert (like["data"][0].position, like["eval"].position) == (50, 200)
+
+
 def test_states_of_one_process_are_restored(tmp_path: Path) -> None:
     with holdfast.open_run(saved_by(1, tmp_path / "run")) as run:
         assert run.restore(only=["data/0", "eval"]) == {"data": {0: 100}, "eval": 200}

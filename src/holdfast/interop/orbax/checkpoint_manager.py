@@ -604,6 +604,9 @@ class CheckpointManager:
         self._settle()
         record = self._reader.step_record(_step(step, "metadata"))
         entries = {name: metadata.of_item(item) for name, item in record.items.items()}
+        if record.metrics is not None:
+            # Orbax lists them as an item, whose values are in `metrics` of the step.
+            entries = {METRICS: None} | entries
         items = entries[DEFAULT_ITEM] if record.is_default else ocp_args.as_composite(entries)
         return metadata.of_step(record, items)
 

@@ -333,6 +333,8 @@ class Restorer:
         tried.restoration = self.framework.restoration(tried.sources.spec, request)
         if is_outside and request.like is None and len(tried.sources.parts) > 1:
             tried.restoration.process_values = ()
+        if len(tried.sources.parts) != self.rounds.count:
+            _keep_objects(tried.restoration, request)
         _check_processes(tried.sources, tried.restoration.process_values, self.rounds.count)
         targets = tried.restoration.targets
         if is_outside:
@@ -348,7 +350,12 @@ class Restorer:
         process_values: dict[Path, object] = {}
         if tried.restoration.process_values:
             part = tried.sources.parts[self.rounds.rank][0].part
-            process_values = {value.path: decode_value(value.value) for value in part.values}
+            taken = set(tried.restoration.process_values)
+            process_values = {
+                value.path: decode_value(value.value)
+                for value in part.values
+                if value.path in taken
+            }
         if tried.tally.passed_over:
             log.warning(
                 "step %d was read without %d copies that could not be used; the first: %s",
@@ -381,6 +388,15 @@ def _unreadable_noted(tried: _Try) -> Iterator[None]:
         tried.error = CheckpointDamagedError(f"restore {tried.id}: {error}")
     except BAD_COPY as error:
         tried.error = error
+
+
+def _keep_objects(restoration: Restoration, request: RestoreRequest) -> None:
+    """Keep the objects below `request.partial`, whose states other processes have saved."""
+    kept = [path for path in restoration.process_values if request.partial.covers(path)]
+    if kept:
+        taken = [path for path in restoration.process_values if path not in kept]
+        restoration.process_values = taken
+        restoration.kept = [*restoration.kept, *kept]
 
 
 def _check_processes(sources: CheckpointSources, paths: Sequence[Path], process_count: int) -> None:
