@@ -265,13 +265,17 @@ def test_an_open_of_a_full_run_changes_nothing(one_host: Host, mounted: Path) ->
     assert {k: v for k, v in contents(mounted).items() if "events" not in k} == before
 
 
-def test_a_step_that_is_none_is_refused(one_host: Host, tmp_path: Path) -> None:
+def test_a_step_that_is_none_or_a_wait_for_no_remote_tier_is_refused(
+    one_host: Host, tmp_path: Path
+) -> None:
     bad: list[Any] = [-1, 1.0, "1", None, True, np.bool_(True), 10**16]
     with manager(tmp_path / "run") as saving:
         for step in bad:
             with pytest.raises(errors.InvalidArgumentError, match=f"step.*{step!r}"):
                 saving.save(step, STATE)
         assert saving.save(4, STATE)
+        with pytest.raises(errors.InvalidArgumentError, match="a manager with a remote tier"):
+            saving.wait_until_finished(remote=True)
 
 
 def test_steps_that_go_backwards_are_refused(one_host: Host, tmp_path: Path) -> None:

@@ -221,6 +221,8 @@ def test_a_manager_and_a_run_show_their_run_and_step(one_host: Host, tmp_path: P
         assert repr(again) == f"CheckpointManager({where!r}, attempt=2, step=3)"
     with holdfast.open_run(where) as run:
         assert repr(run) == f"Run({where!r}, step=None)"
+        assert run.latest_step() == 3
+        assert repr(run) == f"Run({where!r}, step=3)"
         run.restore()
         assert repr(run) == f"Run({where!r}, step=3)"
     assert repr(run) == f"Run({where!r}, step=3, closed)"

@@ -74,9 +74,10 @@ class Run:
         self._run = read_only(directory)
         self._is_closed = False
         self.last_restore = None
+        self._seen_step: int | None = None
 
     def __repr__(self) -> str:
-        step = self.last_restore.step if self.last_restore is not None else None
+        step = self._seen_step
         return f"Run({self.directory!r}, {step=}{', closed' if self._is_closed else ''})"
 
     def __enter__(self) -> Run:
@@ -111,7 +112,8 @@ class Run:
         newest = find_newest_sound(self._run.load_newest_view)
         # Without one, there may still be older ones.
         newest = newest or find_newest_sound(self._run.load_view)
-        return newest.step if newest is not None else None
+        self._seen_step = newest.step if newest is not None else None
+        return self._seen_step
 
     def all_steps(self) -> list[int]:
         """Return all steps that can be restored now, ascending.
@@ -207,6 +209,7 @@ class Run:
                 arguments.raise_nothing_saved(self.directory)
             restored = newest
         self.last_restore = restored.report
+        self._seen_step = restored.report.step
         return restored.state
 
     def wait_for_step(self, after: int | None = None, timeout_secs: float | None = None) -> int:
