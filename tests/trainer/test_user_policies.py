@@ -231,22 +231,29 @@ class Raising:
         return False
 
 
-def preempt_and_save(manager: CheckpointManager, state: Any) -> None:
+Call = Callable[[CheckpointManager, Any], bool]
+
+
+def save_forced(manager: CheckpointManager, state: Any) -> bool:
+    return manager.save(6, state, force=True)
+
+
+def save_preempted(manager: CheckpointManager, state: Any) -> bool:
     os.kill(os.getpid(), signal.SIGTERM)
-    manager.save(6, state)
+    return manager.save(6, state)
 
 
 @pytest.mark.parametrize(
-    "save_last",
+    ("save_last", "repeat"),
     [
-        lambda manager, state: manager.finish(6, state),
-        lambda manager, state: manager.save(6, state, force=True),
-        preempt_and_save,
+        (lambda manager, state: manager.finish(6, state), lambda *_: True),
+        (save_forced, save_forced),
+        (save_preempted, lambda manager, state: manager.save(6, state)),
     ],
     ids=["finish", "force", "preemption"],
 )
 def test_a_policy_that_raises_costs_no_last_step(
-    one_host: Host, tmp_path: Path, save_last: Callable[[CheckpointManager, Any], None]
+    one_host: Host, tmp_path: Path, save_last: Call, repeat: Call
 ) -> None:
     state = {"w": np.zeros(10)}
     with CheckpointManager(
@@ -257,5 +264,8 @@ def test_a_policy_that_raises_costs_no_last_step(
         wait_until(lambda: manager._progress.has_failed)
         with pytest.raises(HoldfastError, match="one raised ValueError"):
             save_last(manager, state)
+        # The step was saved, and the caller may repeat the call that has raised.
+        assert repeat(manager, state)
+        assert manager.finish(6, state) is False
     with holdfast.open_run(tmp_path / "run") as run:
-        assert run.all_steps() == [6]
+        assert (run.all_steps(), run.metadata(6).attempt) == ([6], 1)

@@ -294,7 +294,8 @@ class CheckpointManager:
 
         Raises:
             SaveFailedError: Earlier saves failed or were dropped. Each is reported once. This step
-                may not have been saved; calling `save` again with the same step is allowed.
+                may not have been saved; calling `save` again with the same step is allowed. With
+                `force`, and in a preemption, it was saved first.
             FencedError: A newer attempt has taken over the run. This process saves nothing more.
             StepExistsError: The step is already saved, and `force` is not set.
             StepOrderError: The step is before the run's last one, also with `force`.

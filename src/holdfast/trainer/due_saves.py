@@ -58,23 +58,20 @@ class DueSaves:
             asked_secs: The monotonic time of the call.
 
         An earlier failure is raised before anything is saved, and the next call tries again. A step
-        that may be the last one, because of `force` or a preemption, is saved first.
+        that may be the last one, because of `force` or a preemption, is saved first; the call that
+        repeats it finds it saved.
 
         Raises:
             HoldfastError: As `CheckpointManager.save`.
         """
-        progress = self.position.progress
-        may_go_by = force or self._is_preempted()
-        if progress.has_failed and (progress.is_stopped or not may_go_by):
+        progress, place = self.position.progress, self.position.session.place
+        may_be_last = force or bool(place.control.cells[place.notice_cell])
+        if progress.is_stopped or not may_be_last:
             progress.raise_failure()
         is_saved = self._save(step, state, metrics, force=force, asked_secs=asked_secs)
-        if is_saved and may_go_by:
-            progress.raise_failure()
+        if is_saved and may_be_last:
+            progress.raise_failure(saved_step=step)
         return is_saved
-
-    def _is_preempted(self) -> bool:
-        place = self.position.session.place
-        return bool(place.control.cells[place.notice_cell])
 
     def _save(
         self,
@@ -86,7 +83,9 @@ class DueSaves:
         asked_secs: float,
     ) -> bool:
         position = self.position
-        if step in position.steps.accepted and not force:
+        is_repeated = step == position.progress.raised_at
+        if step in position.steps.accepted and (is_repeated or not force):
+            position.progress.raised_at = None
             return True
         position.steps.warn_unasked(step, self.clock.monotonic())
         place = self._present_place()

@@ -102,7 +102,8 @@ class Progress:
         self._ended_secs = dict.fromkeys(Reach, -math.inf)
         """When the last save of each reach ended."""
         self.raised_at: int | None = None
-        """The step at which drops were last raised: the caller may pass it to `save` again."""
+        """The step that was saved by a call that then raised an earlier failure, until the call is
+        repeated."""
         self._has_failed = False
         self._has_warned_skipped = False
         self._has_warned_failure = False
@@ -393,8 +394,11 @@ class Progress:
             self.raised_at = step
             raise error
 
-    def raise_failure(self) -> None:
+    def raise_failure(self, saved_step: int | None = None) -> None:
         """Raise the oldest failure that was not raised yet, as one error for all failed saves.
+
+        Args:
+            saved_step: The step of the call that raises it, if that step was saved before.
 
         Raises:
             SaveFailedError: Background saves failed.
@@ -410,6 +414,8 @@ class Progress:
                 else:
                     self._failures.popleft()
                 self._has_failed = bool(self._failures)
+                if saved_step is not None:
+                    self.raised_at = saved_step
                 raise error
 
     def _raise_at_end(self, timeout_secs: float, watch: Callable[[], None]) -> None:

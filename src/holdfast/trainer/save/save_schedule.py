@@ -131,7 +131,7 @@ class SaveSchedule:
 
         Args:
             step: The step passed to `save` now.
-            raised_at: The step at which drops were last raised; that step itself was saved.
+            raised_at: The step that was saved by a call that then raised an earlier failure.
         """
         is_saved = step in self.accepted and step != raised_at
         return step == self.last and step > self.floor and not is_saved
