@@ -14,7 +14,6 @@ from datetime import datetime
 
 import psutil
 
-from holdfast.cli import output
 from holdfast.clock import Clock
 from holdfast.engine.lifecycle.catalog import list_checkpoints
 from holdfast.errors import AgentUnavailableError, HoldfastError
@@ -55,10 +54,16 @@ class AgentOfRun:
 
 
 class Agents:
-    """The agents to which the command's processes are or were attached."""
+    """The agents to which the command's processes are or were attached.
 
-    def __init__(self, clock: Clock) -> None:
+    Args:
+        clock: The clock.
+        note: Shows one line to the user.
+    """
+
+    def __init__(self, clock: Clock, note: Callable[[str], None]) -> None:
         self._clock = clock
+        self._note = note
         self._served: dict[tuple[str, str], AgentOfRun] = {}
         """By run id and host, because the path changes if the run's directory is moved."""
 
@@ -89,7 +94,7 @@ class Agents:
         deadline = self._clock.monotonic() + secs
         problems = []
         for served in sorted(self._served.values(), key=lambda served: (served.run, served.host)):
-            waiting = _Waiting(served, self._clock)
+            waiting = _Waiting(served, self._clock, self._note)
             problems += waiting.wait(deadline, is_ending) or _unreported(served, since)
         return problems
 
@@ -104,9 +109,10 @@ def _descends(pid: int, ancestor: int) -> bool:
 class _Waiting:
     """The wait for one agent."""
 
-    def __init__(self, served: AgentOfRun, clock: Clock) -> None:
+    def __init__(self, served: AgentOfRun, clock: Clock, note: Callable[[str], None]) -> None:
         self._served = served
         self._clock = clock
+        self._note = note
         self._reasons: dict[tuple[int, int], str] = {}
         self._newest: tuple[int, int] | None = None
 
@@ -124,7 +130,7 @@ class _Waiting:
             if now >= min(deadline, failing_until) or is_ending():
                 return lines
             if now >= note_at:
-                output.note(f"holdfast run: waiting: {'; '.join(lines)}")
+                self._note(f"holdfast run: waiting: {'; '.join(lines)}")
                 note_at = float("inf")
             self._clock.sleep(POLL_SECS)
 
