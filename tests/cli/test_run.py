@@ -91,6 +91,43 @@ def test_a_command_that_was_told_to_end_is_not_restarted(one_host: Host) -> None
         assert (process.returncode, err) == (expected, "")
 
 
+def test_a_finished_training_is_0_and_a_preempted_one_the_code_that_was_asked_for(
+    one_host: Host, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    command = ["run", "--preempted-code", "75", "--max-restarts", "2", "--"]
+    endless = training(run, steps=10**6, sleep=0.02, every=10**6, ram_every=10**6, finish=1)
+    # The notice reaches `holdfast run`, and then the trainer alone, as from another host.
+    for is_forwarded in (True, False):
+        process = one_host.start("-m", "holdfast", *command, *endless)
+        await_line(process, "open 0")
+        last = int(await_line(process, ""))
+        (trainer,) = answer(one_host, "status", run)["agents"][0]["trainers"]
+        os.kill(process.pid if is_forwarded else trainer["pid"], signal.SIGTERM)
+        _, err = process.communicate(timeout=30)
+        assert process.returncode == 75, err
+        # Its last step is durable, although none was due.
+        newest = answer(one_host, "ls", run)["checkpoints"][-1]
+        assert newest["step"] >= last
+        assert newest["state"] == "committed"
+    steps = newest["step"] + 3
+    holdfast(one_host, *command, *training(run, steps=steps, every=10**6, finish=1))
+    assert answer(one_host, "ls", run)["latest_step"] == steps - 1
+
+
+def test_a_command_without_holdfast_that_a_notice_ended_was_preempted_and_a_ctrl_c_is_no_notice(
+    one_host: Host,
+) -> None:
+    sleeping = "import time; print(1, flush=True); time.sleep(60)"
+    for number, expected in [(signal.SIGTERM, 75), (signal.SIGUSR1, 75), (signal.SIGINT, 130)]:
+        command = ["run", "--preempted-code", "75", "--", *python(sleeping)]
+        process = one_host.start("-c", INTERRUPTIBLE, *command)
+        await_line(process, "")
+        process.send_signal(number)
+        process.communicate(timeout=20)
+        assert process.returncode == expected
+
+
 def test_a_signal_between_two_starts_ends_it(one_host: Host) -> None:
     command = ["run", "--max-restarts", "9", "--", *python(FAILING.format("5"))]
     process = one_host.start("-m", "holdfast", *command)

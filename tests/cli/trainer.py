@@ -2,9 +2,10 @@
 
 It prints a line once it has opened the run and one for each step. Options: `steps`; `every`, the
 interval of durable saves; `sleep`, seconds a step; `restore`, a step to go back to first;
-`linger`, the agent's; `ram_every`; `break_storage`, after opening, for `writing` or for `listing`
-too; `leave`, without closing the manager, after so many seconds; `lost`, without closing it, once
-its saves are durable, so that the agent lingers; `megabytes` of more state.
+`linger`, the agent's; `finish`, the last step, unless it was preempted; `ram_every`;
+`break_storage`, after opening, for `writing` or for `listing` too; `leave`, without closing the
+manager, after so many seconds; `lost`, without closing it, once its saves are durable, so that the
+agent lingers; `megabytes` of more state.
 """
 
 from __future__ import annotations
@@ -72,6 +73,9 @@ def main() -> None:
         time.sleep(options.get("sleep", 0))
         if manager.reached_preemption(step):
             break
+    else:
+        if options.get("finish"):
+            manager.finish(options["steps"] - 1, state)
     if options.get("leave"):
         time.sleep(options["leave"])
         os._exit(0)

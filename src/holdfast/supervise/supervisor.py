@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
+import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from pathlib import Path
 
 from holdfast.clock import Clock
-from holdfast.supervise.command import Child, Signals
+from holdfast.supervise.command import ENDING, Child, Signals
 from holdfast.supervise.drain import Agents
+from holdfast.supervise.ends import EndCause, cause_of
+from holdfast.trainer.process.end_report import SUPERVISED_VARIABLE, reported_ends
 
 RESTART_VARIABLE = "HOLDFAST_RESTART_COUNT"
 NOTICE_SECS = 0.25
@@ -17,11 +22,18 @@ NOTICE_SECS = 0.25
 BACKOFF_SECS_MAX = 10.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
-    """The last process of the command: its exit code and the time of its start."""
+    """The end of the command's last process.
+
+    Attributes:
+        code: Its exit code; 128 + N if signal N ended it.
+        cause: Why it has ended.
+        started: When it was started.
+    """
 
     code: int
+    cause: EndCause
     started: datetime
 
 
@@ -51,10 +63,10 @@ class Supervisor:
         self._note = note
 
     def run(self, max_restarts: int) -> Ended:
-        """Run the command until it succeeds, a signal ends it, or its restarts are used up."""
+        """Run the command until it ends by itself or by a signal, or its restarts are used up."""
         for restart_count in range(max_restarts + 1):
             child, ended = self._run_once(restart_count)
-            if ended.code == 0 or restart_count == max_restarts or self._is_over(ended.code):
+            if restart_count == max_restarts or self._is_over(ended):
                 break
             secs = min(BACKOFF_SECS_MAX, 0.5 * 2**restart_count)
             self._note(
@@ -63,22 +75,29 @@ class Supervisor:
             )
             child.end_rest(self._clock)
             if not self._rested(secs):
-                break
+                cause = cause_of(ended.code, (), self._signals.received)
+                return dataclasses.replace(ended, cause=cause)
         return ended
 
     def _run_once(self, restart_count: int) -> tuple[Child, Ended]:
         started = self._clock.now()
-        environment = os.environ | {RESTART_VARIABLE: str(restart_count)}
-        with self._signals.passed_on(lambda: Child(self._command, environment)) as child:
-            code = None
-            while code is None:
-                self._agents.note_agent(child.pid)
-                code = child.wait(NOTICE_SECS)
-        return child, Ended(code, started)
+        with tempfile.TemporaryDirectory(prefix="holdfast-run-") as folder:
+            environment = {RESTART_VARIABLE: str(restart_count), SUPERVISED_VARIABLE: folder}
+            with self._signals.passed_on(
+                lambda: Child(self._command, os.environ | environment)
+            ) as child:
+                code = None
+                while code is None:
+                    self._agents.note_agent(child.pid)
+                    code = child.wait(NOTICE_SECS)
+            reports = [*reported_ends(Path(folder))]
+        cause = cause_of(code, reports, self._signals.received)
+        return child, Ended(code=code, cause=cause, started=started)
 
-    def _is_over(self, code: int) -> bool:
-        """Return whether a forwarded signal requested the command's end, or ended it."""
-        return self._signals.is_ending or code - 128 in self._signals.received
+    def _is_over(self, ended: Ended) -> bool:
+        """Return whether the command is not to be started again here."""
+        is_stopped = not ENDING.isdisjoint(self._signals.received)
+        return ended.code == 0 or is_stopped or ended.code - 128 in self._signals.received
 
     def _rested(self, secs: float) -> bool:
         """Wait before a restart; return False if a signal interrupts that."""

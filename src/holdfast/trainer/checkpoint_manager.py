@@ -46,6 +46,7 @@ from holdfast.trainer.options import HostNetwork, Options, ProcessHooks, RamTier
 from holdfast.trainer.planning import Planner
 from holdfast.trainer.position import Position
 from holdfast.trainer.process import terminal
+from holdfast.trainer.process.end_report import TrainerEnd, error_text, place_text, report_end
 from holdfast.trainer.process.preemption import PreemptionSignals
 from holdfast.trainer.process.progress_bar import closing_state, progress_bar, restoring_state
 from holdfast.trainer.process.training_wait import TrainingWait
@@ -133,7 +134,7 @@ class CheckpointManager:
             process=process,
         )
         self.last_restore = None
-        self._ends_well = True
+        self._error: BaseException | None = None
         self._framework = find_framework(framework)
         self._processes = self._framework.processes()
         terminal.set_log(process.terminal_lines, self._processes.rank, self._processes.count)
@@ -260,7 +261,7 @@ class CheckpointManager:
         if error is None:
             self.close()
             return
-        self._ends_well = False
+        self._error = error
         try:
             self.close()
         except HoldfastError as own:
@@ -637,10 +638,10 @@ class CheckpointManager:
         self._lifetime.check_call("close")
         try:
             with self._blocking("close"):
-                self._finisher.close(warns=self._ends_well)
+                self._finisher.close(warns=self._error is None)
                 is_first = self._processes.rank == 0
                 with progress_bar("closing", closing_state(self._progress), is_on=is_first):
-                    self._patience.await_end(is_after_error=not self._ends_well)
+                    self._patience.await_end(is_after_error=self._error is not None)
         except HoldfastError:
             self._release()
             raise
@@ -648,11 +649,27 @@ class CheckpointManager:
 
     def _release(self) -> None:
         self._lifetime.close(SAVER_SECS)
+        self._report_end()
         left = self._session.left
         if left is not None and left.is_last:
             text = terminal.staying_text(self._run.location, left)
             if text is not None:
                 log.info("%s", text)
+
+    def _report_end(self) -> None:
+        error, last_step = self._error, self._steps.last
+        report_end(
+            TrainerEnd(
+                run=self._run.location.text,
+                rank=self._processes.rank,
+                pid=os.getpid(),
+                last_step=last_step if last_step >= 0 else None,
+                is_preempted=self._steps.preempted_at is not None or self._signals.has_arrived,
+                is_finished=self._finisher.has_ended,
+                error=error_text(error) if error is not None else "",
+                error_place=place_text(error) if error is not None else "",
+            )
+        )
 
     def _show(self, text: str) -> None:
         """Log a line about the whole job: rank 0's terminal shows it."""

@@ -142,6 +142,12 @@ class Finisher:
         self._rendezvous = rendezvous
         self._votes = votes
         self._position = position
+        self._ended_at: int | None = None
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether `finish` was called for the last step, and the run was not preempted before."""
+        return self._ended_at is not None and self._position.steps.last <= self._ended_at
 
     def finish(self, step: int, save: Callable[[int], bool]) -> bool:
         """Make `step` durable.
@@ -156,6 +162,7 @@ class Finisher:
         position = self._position
         if position.steps.is_preempted_before(step):
             return False
+        self._ended_at = step
         position.progress.wait(lambda sealed, finished: sealed, SEAL_SECS)
         checkpoint = CheckpointId(step, position.session.place.attempt)
         with self._rendezvous.propagating_errors(FINISH):
