@@ -11,7 +11,7 @@ from holdfast.coordination import effects as ef
 from holdfast.coordination import inputs as fa
 from holdfast.coordination.host_inventory import HostInventory
 from holdfast.coordination.messages import CheckpointStatus, Command, PullOrder, TargetKind
-from holdfast.coordination.settings import Settings
+from holdfast.coordination.settings import LEASE_RENEW_SECS, Settings
 from holdfast.coordination.turn import Turn
 from tests.attempts import checkpoint_id
 from tests.coordination.cases import checkpoint_of, make, reached, running, until
@@ -499,6 +499,7 @@ def test_an_outage_and_its_end_are_each_reported_once() -> None:
     world = make(3, every=2, pace_secs=1.0)
     running(world)
     until(world, lambda: reached(world, CheckpointStatus.PROTECTED))
+    until(world, lambda: bool(world.storage.manifests))
     world.network.cut, world.are_writes_refused = cut_off(world, "h0000"), True
     world.run(world.now + 60)
     leading, other = world.hosts["h0000"].outages, world.hosts["h0002"].outages
@@ -566,3 +567,21 @@ def test_a_pull_that_failed_is_not_tried_again_before_new_orders() -> None:
     assert pulls(60.0) == 0
     inventory.apply_command(Turn("a", 61.0, fa.Published()), command)
     assert pulls(61.0) == 1
+
+
+def test_an_agent_whose_trainer_makes_no_step_looks_four_times_a_second_at_most() -> None:
+    world = make(1, interval_secs=1.0)
+    job = running(world)
+    until(world, lambda: reached(world, CheckpointStatus.COMMITTED))
+    for trainer in job.trainers:
+        trainer.pace_secs = 10_000.0
+    # The target of the next checkpoint waits for the trainer meanwhile.
+    world.run(world.now + 30)
+    host, before = world.hosts["h0000"], world.events
+    assert host.view.lead.targets
+    world.run(world.now + 60)
+    # Each tick is an event, and each renewal of the lease three.
+    assert world.events - before < 60 * 4 + 60 / LEASE_RENEW_SECS * 3
+    step, job.trainers[0].pace_secs = job.trainers[0].step, 0.1
+    job.trainers[0]._next()
+    until(world, lambda: max(c.step for c in world.storage.manifests) > step)

@@ -42,7 +42,7 @@ SEEN_AT = {
     "count_parts_of_other_steps": 0,
     "keep_words_of_the_attempt_before": 2,
     "go_on_from_the_newest_committed": 39,
-    "begin_before_all_hosts_have_reported": 5,
+    "begin_before_all_hosts_have_reported": 40,
     "join_without_a_record": 0,
     "keep_what_ranks_have_missed": 10,
     "never_pull": 0,

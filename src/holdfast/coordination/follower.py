@@ -28,6 +28,7 @@ from holdfast.coordination.inputs import (
     PartAbandoned,
     PartBegun,
     PartSealed,
+    Published,
     RankJoined,
     RankLeft,
     RankLost,
@@ -51,7 +52,7 @@ from holdfast.coordination.mirror_parts import MirrorShare
 from holdfast.coordination.rank_group import RankGroup, found_group, joined_group
 from holdfast.coordination.rank_runs import ranks_in, runs_of
 from holdfast.coordination.restart_point import limits_after
-from holdfast.coordination.settings import DELETED_MAX
+from holdfast.coordination.settings import DELETED_MAX, step_poll_secs
 from holdfast.coordination.target_cells import TargetCells
 from holdfast.coordination.turn import AgentIdentity, Channel, Turn
 from holdfast.format.names import NO_ATTEMPT, STEP_MAX, AttemptId, CheckpointId
@@ -105,6 +106,9 @@ class Follower:
         """The newest attempt of which a rank has ended here."""
         self.start_waits_for = ""
         """What the start on this host waits for; empty if there is none."""
+        self._published = Published()
+        self._published_at_secs = float("-inf")
+        """When the published steps last changed."""
 
     def adopt_state(self, turn: Turn, found: Found) -> None:
         """Adopt what a previous agent left on this host."""
@@ -349,6 +353,8 @@ class Follower:
     def run_due(self, turn: Turn) -> None:
         """Check the target cells, begin what is due, and report what has changed."""
         now_secs = turn.now_secs
+        if turn.published != self._published:
+            self._published, self._published_at_secs = turn.published, now_secs
         for token, waiting in list(self.waiting.items()):
             if now_secs - waiting.since_secs >= self._settings.joining_secs:
                 self._refuse(turn, token, self._late_text(waiting), Refusal.UNREACHED)
@@ -374,7 +380,7 @@ class Follower:
             times.append(group.hello.due_at_secs(self._settings))
             times.append(group.since_secs + self._settings.joining_secs)
         if self.cells.is_waiting:
-            times.append(now_secs + POLL_SECS)
+            times.append(now_secs + step_poll_secs(POLL_SECS, now_secs - self._published_at_secs))
         return min(times)
 
     def _send_reports(self, turn: Turn) -> None:

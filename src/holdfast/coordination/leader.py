@@ -93,7 +93,8 @@ class Leader:
         """The hosts of the attempt that have sent nothing for `quiet_secs`."""
         self._seq = 0
         self._check_at_secs = 0.0
-        self._retry_at_secs = 0.0
+        self._retry_at_secs = float("inf")
+        """When to send orders again that are not acknowledged."""
         # The hosts whose orders may have changed since they were sent.
         self._dirty: set[str] = set()
         self._rank_hosts: frozenset[str] = frozenset()
@@ -262,7 +263,9 @@ class Leader:
         if self._begun_at_secs is None:
             self._begun_at_secs = turn.now_secs
         if turn.now_secs >= self._check_at_secs:
-            self._check_at_secs = turn.now_secs + self._settings.heartbeat_secs / 2
+            # A host that leads itself alone is not silent.
+            heartbeats = 0.5 if len(self.views) > 1 else 2.0
+            self._check_at_secs = turn.now_secs + heartbeats * self._settings.heartbeat_secs
             self._check_silent_hosts(turn)
         # Targets, then the assignment of writes and pulls, then the verdicts: each may change the
         # table, and the orders sent at the end contain the result of all.
@@ -511,11 +514,12 @@ class Leader:
 
     def _send_orders(self, turn: Turn) -> None:
         if turn.now_secs >= self._retry_at_secs:
-            self._retry_at_secs = turn.now_secs + self._settings.retry_secs
+            self._retry_at_secs = float("inf")
             for view in self.views.values():
-                is_due = turn.now_secs >= view.channel.due_at_secs(self._settings)
-                if is_due and view.channel.acked < view.channel.version and not view.is_lost:
-                    self._send(turn, view)
+                if view.channel.acked < view.channel.version and not view.is_lost:
+                    self._retry_soon(turn)
+                    if turn.now_secs >= view.channel.due_at_secs(self._settings):
+                        self._send(turn, view)
         dirty, self._dirty = self._dirty, set()
         # Sort: the order of a set of strings differs between processes, and runs of one seed must
         # send the same messages.
@@ -531,6 +535,13 @@ class Leader:
         view.channel.sent_at_secs = turn.now_secs
         view.is_reply_due = False
         turn.send(view.host, self._orders(view))
+        if view.channel.acked < view.channel.version:
+            self._retry_soon(turn)
+
+    def _retry_soon(self, turn: Turn) -> None:
+        """Look after the retry time for orders that were sent and are not acknowledged."""
+        retry_at_secs = turn.now_secs + self._settings.retry_secs
+        self._retry_at_secs = min(self._retry_at_secs, retry_at_secs)
 
     def _orders(self, view: HostView) -> Orders:
         self._seq += 1

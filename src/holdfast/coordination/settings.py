@@ -47,8 +47,25 @@ LEASE_SECS = 30.0
 LEASE_READ_SECS = 1.0
 """How often a start reads the lease whose expiry it waits for."""
 
+POLLS_PER_PAUSE = 32
+"""How often the published steps are read in the time that has passed since they last changed."""
+
+PAUSED_POLL_SECS_MAX = 0.5
+"""The longest time between two of these readings."""
+
 HOSTS_A_HEARTBEAT = 200
 """Above that many hosts the heartbeat grows, to bound a leader's messages per second."""
+
+
+def step_poll_secs(training_secs: float, paused_secs: float) -> float:
+    """Return when to read the published steps again.
+
+    Args:
+        training_secs: The time between two readings while steps are made.
+        paused_secs: How long none was made: a compilation, an evaluation, or a trainer that stands
+            still costs few readings, and its next step is seen after a small part of the pause.
+    """
+    return max(training_secs, min(paused_secs / POLLS_PER_PAUSE, PAUSED_POLL_SECS_MAX))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -44,7 +44,7 @@ from holdfast.observe.run_status import HostStatus
 from holdfast.peers.address import parsed_addresses
 from holdfast.store.ram import RamStore
 
-IDLE_TICK_SECS = 0.5
+IDLE_TICK_SECS = 1.0
 PLACE_SECS = 1.0
 SURPLUS_SECS = 5.0
 """How often slots that were free the whole time are freed where the next saves need none of them.
@@ -203,14 +203,16 @@ class Agent:
         while True:
             self.tick()
             # Only a decision on the present state may end the loop.
-            if self.leaves_in_secs() == 0.0:
+            leaves_in_secs = self.leaves_in_secs()
+            if leaves_in_secs == 0.0:
                 self.leaving.has_ended = True
                 self.driver.submit(inputs.LeaveWanted())
                 return
             # The inputs of this tick are handled; only later ones are a reason to wake.
             woken.clear()
-            has_trainers = self.trainers.group is not None
-            secs = self._scheduler.poll_secs if has_trainers else IDLE_TICK_SECS
+            secs = self._scheduler.poll_secs if self.trainers.present else IDLE_TICK_SECS
+            if leaves_in_secs is not None:
+                secs = min(secs, leaves_in_secs)
             secs = max(0.001, min(secs, self.driver.next_in_secs()))
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(secs):

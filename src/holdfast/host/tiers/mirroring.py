@@ -120,7 +120,7 @@ class Mirroring:
             self._changed.clear()
             await self.act()
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(POLL_SECS):
+                async with asyncio.timeout(POLL_SECS if self._run.remote else WATCH_SECS):
                     await self._changed.wait()
 
     async def watch_takeovers(self) -> None:

@@ -13,6 +13,7 @@ from datetime import datetime
 from holdfast.coordination import inputs
 from holdfast.coordination.effects import Reached
 from holdfast.coordination.messages import CheckpointStatus, TargetKind
+from holdfast.coordination.settings import step_poll_secs
 from holdfast.format.names import CheckpointId
 from holdfast.host.driver.agent_run import AgentRun
 from holdfast.host.driver.attached_trainers import AttachedTrainers
@@ -39,11 +40,16 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Pace:
-    """The duration of a step, measured on the published steps."""
+    """The duration of a step, measured on the published steps.
 
+    Attributes:
+        at_secs: When the highest step was first seen.
+        step_secs: The duration of a step; None: not known yet.
+    """
+
+    at_secs: float
     step_secs: float | None = None
     _step: int = NO_STEP
-    _at_secs: float = 0.0
 
     def note_step(self, step: int, now_secs: float) -> None:
         """Take the highest step that is published now."""
@@ -51,8 +57,8 @@ class Pace:
             return
         # A new attempt may start at a lower step; that difference is no duration.
         if self._step != NO_STEP and step > self._step:
-            self.step_secs = (now_secs - self._at_secs) / (step - self._step)
-        self._step, self._at_secs = step, now_secs
+            self.step_secs = (now_secs - self.at_secs) / (step - self._step)
+        self._step, self.at_secs = step, now_secs
 
 
 class ReportWait:
@@ -101,7 +107,7 @@ class SaveScheduler:
         self._failures = metering.failures
         self._save_times = metering.save_times
         self._began = run.clock.now()
-        self._pace = Pace()
+        self._pace = Pace(run.clock.monotonic())
         self._last: dict[TargetKind, CheckpointInfo] = {}
         self._report_wait = ReportWait()
         self._reported_step = NO_STEP
@@ -116,7 +122,9 @@ class SaveScheduler:
     def poll_secs(self) -> float:
         """The time from this tick to the next."""
         step_secs = self._pace.step_secs or 0.0
-        return min(max(step_secs / POLLS_PER_STEP, POLL_SECS_MIN), POLL_SECS_MAX)
+        secs = min(max(step_secs / POLLS_PER_STEP, POLL_SECS_MIN), POLL_SECS_MAX)
+        paused_secs = self._run.clock.monotonic() - self._pace.at_secs
+        return step_poll_secs(secs, paused_secs)
 
     def tick(self) -> None:
         """Submit a wish for every checkpoint that is due now."""
