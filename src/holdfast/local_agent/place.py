@@ -10,8 +10,9 @@ belongs to the user, or to root with the sticky bit, so that no other user can r
 The agent holds the lock for its whole life, so there is never a second one in a folder. An agent
 that exits removes its folder, so that a lock on a removed file excludes no other agent.
 
-What agents keep in their folders is RAM: `memory_left_bytes` returns how much may be reserved, and
-`is_file_locked` whether a process uses a file.
+What agents keep in their folders is RAM: `memory_left_bytes` returns how much may be reserved,
+`is_file_locked` whether a process uses a file, and `replace_file` writes one that is whole whenever
+the agent dies.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from pathlib import Path
 from holdfast.errors import StorageError
 from holdfast.store.file_lock import is_file_locked as is_file_locked
 from holdfast.store.memory_limit import memory_left_bytes as memory_left_bytes
+from holdfast.store.whole_file import replace_file as replace_file
 
 HOST_VARIABLE = "HOLDFAST_HOST"
 RAM_VARIABLE = "HOLDFAST_RAM"

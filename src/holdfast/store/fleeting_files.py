@@ -6,7 +6,6 @@ bypassed: no crash guarantee depends on these files.
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,9 +15,9 @@ from holdfast.errors import ObjectNotFoundError, translated
 from holdfast.store.contract import StoredObject
 from holdfast.store.durable import TimedObject
 from holdfast.store.file_system import LOCAL
-from holdfast.store.free_names import UNFINISHED
 from holdfast.store.object_folder import ObjectFolder
 from holdfast.store.run_directory import RunDirectory
+from holdfast.store.whole_file import beside
 
 
 class FleetingFiles:
@@ -44,7 +43,7 @@ class FleetingFiles:
     def read_timed(self, key: str) -> TimedObject | None:
         folder = self._folder
         # Write the new file first, so that a network file system refreshes its view of the folder.
-        now_ns = self._now_ns(folder, folder.path(key).parent)
+        now_ns = self._now_ns(folder, folder.path(key))
         try:
             with folder.opened(key) as reader:
                 written_ns = os.fstat(reader.fd).st_mtime_ns
@@ -60,16 +59,12 @@ class FleetingFiles:
     def delete(self, *keys: str) -> None:
         self._folder.delete(*keys)
 
-    def _now_ns(self, folder: ObjectFolder, beside: Path) -> int:
-        """Return the file system's current time, from a file written now."""
-        probe = beside / f".probe.{self._clock.new_token()}{UNFINISHED}"
-        with translated("read the time of", beside):
-            try:
-                _write(folder, probe, b"\n")
-                return probe.stat().st_mtime_ns
-            finally:
-                with contextlib.suppress(FileNotFoundError):
-                    folder.files.unlink(probe)
+    def _now_ns(self, folder: ObjectFolder, path: Path) -> int:
+        """Return the current time of the file system of `path`, from a file written now."""
+        token = self._clock.new_token()
+        with translated("read the time of", path.parent), beside(path, token) as probe:
+            _write(folder, probe, b"\n")
+            return probe.stat().st_mtime_ns
 
 
 def _write(folder: ObjectFolder, path: Path, data: bytes) -> None:

@@ -29,6 +29,7 @@ from holdfast.format.sealed import RECORD_SIZE_MAX_BYTES
 from holdfast.store.contract import StoredObject, check_key
 from holdfast.store.file_system import FileSystem
 from holdfast.store.free_names import UNFINISHED, take_name
+from holdfast.store.whole_file import beside, renamed
 
 TRIES_MAX = 100
 DEPTH_MAX = 50
@@ -107,49 +108,42 @@ class ObjectFolder:
 
         The caller creates that file with `create` or `in_folder`, and syncs and closes it.
         """
-        unfinished = self._unfinished(path)
         with translated("write", path):
-            try:
+            with renamed(path, self._clock.new_token(), self.files) as unfinished:
                 yield unfinished
-                self.files.rename(unfinished, path)
-                self._sync_names(path.parent)
-            finally:
-                self._drop(unfinished)
+            self._sync_names(path.parent)
 
     def put_if_absent(self, key: str, data: bytes, after: Sequence[str] = ()) -> bool:
         """Write an object if the key has none, by giving a finished file its name."""
         path = self.path(key)
         folders = {self.path(other).parent for other in after} - {path.parent}
-        unfinished = self._unfinished(path)
-        with translated("write", path):
+        token = self._clock.new_token()
+        with translated("write", path), beside(path, token, self.files) as unfinished:
+            fd = self.create_file(unfinished, 0)
             try:
-                fd = self.create_file(unfinished, 0)
-                try:
-                    self.write_all(fd, memoryview(data))
-                    if self._is_durable:
-                        self.files.sync(fd)
-                finally:
-                    self.files.close(fd)
-                # Visible names in this folder may be of a process that was killed before its sync,
-                # and a manifest must not be more durable than the objects that it names.
-                for folder in sorted(folders):
-                    self._sync_path(folder)
-                self._sync_names(path.parent)
-                try:
-                    take_name(self.files, unfinished, path, self._clock)
-                    is_new = True
-                except FileExistsError:
-                    is_new = False
-                except FileNotFoundError:
-                    # The process that put it may have removed this file as an interrupted put.
-                    if not path.exists():
-                        raise
-                    is_new = False
-                # Another caller's object must be durable too once this call returns.
-                self._sync_names(path.parent)
-                return is_new
+                self.write_all(fd, memoryview(data))
+                if self._is_durable:
+                    self.files.sync(fd)
             finally:
-                self._drop(unfinished)
+                self.files.close(fd)
+            # Visible names in this folder may be of a process that was killed before its sync,
+            # and a manifest must not be more durable than the objects that it names.
+            for folder in sorted(folders):
+                self._sync_path(folder)
+            self._sync_names(path.parent)
+            try:
+                take_name(self.files, unfinished, path, self._clock)
+                is_new = True
+            except FileExistsError:
+                is_new = False
+            except FileNotFoundError:
+                # The process that put it may have removed this file as an interrupted put.
+                if not path.exists():
+                    raise
+                is_new = False
+            # Another caller's object must be durable too once this call returns.
+            self._sync_names(path.parent)
+            return is_new
 
     def link(self, source_key: str, key: str) -> None:
         """Give an object one more name.
@@ -353,9 +347,6 @@ class ObjectFolder:
         while folder != self.root:
             self._sync_names(folder)
             folder = folder.parent
-
-    def _unfinished(self, path: Path) -> Path:
-        return path.with_name(f".{path.name}.{self._clock.new_token()}{UNFINISHED}")
 
     def _drop(self, path: Path) -> None:
         with contextlib.suppress(FileNotFoundError):

@@ -14,8 +14,36 @@ from typing import BinaryIO
 
 from holdfast.clock import Clock
 from holdfast.format.buffers import Buffer
-from holdfast.store.file_system import LOCAL
+from holdfast.store.file_system import LOCAL, FileSystem
 from holdfast.store.free_names import UNFINISHED, take_name
+
+NAME_LENGTH_MAX = 180
+"""How much of a file's name is in that of its unfinished file, which has at most 255 bytes."""
+
+
+@contextlib.contextmanager
+def beside(path: Path, token: str, files: FileSystem = LOCAL) -> Iterator[Path]:
+    """Yield a hidden name beside `path` for its unfinished file; remove that file at the end.
+
+    Args:
+        path: The name that the file will have.
+        token: What no other writer has; it may be on another host and have the same process id.
+        files: Removes the file.
+    """
+    unfinished = path.with_name(f".{path.name[:NAME_LENGTH_MAX]}.{token}{UNFINISHED}")
+    try:
+        yield unfinished
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            files.unlink(unfinished)
+
+
+@contextlib.contextmanager
+def renamed(path: Path, token: str, files: FileSystem = LOCAL) -> Iterator[Path]:
+    """Yield the name for the unfinished file, which the caller makes; rename it on success."""
+    with beside(path, token, files) as unfinished:
+        yield unfinished
+        files.rename(unfinished, path)
 
 
 @contextlib.contextmanager
@@ -25,10 +53,8 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     Raises:
         OSError: it cannot be written; the file at `path` is as it was.
     """
-    with _beside(path) as (unfinished, file):
+    with renamed(path, _new_token()) as unfinished, _new_file(unfinished) as file:
         yield file
-        file.close()
-        os.rename(unfinished, path)
 
 
 def replace_file(path: Path, data: Buffer) -> None:
@@ -48,10 +74,10 @@ def create_file(path: Path, data: bytes, clock: Clock) -> None:
         FileExistsError: it exists, or another process has created it first.
         OSError: it cannot be written.
     """
-    with _beside(path) as (unfinished, file):
-        file.write(data)
-        sync(file)
-        file.close()
+    with beside(path, _new_token()) as unfinished:
+        with _new_file(unfinished) as file:
+            file.write(data)
+            sync(file)
         take_name(LOCAL, unfinished, path, clock)
 
 
@@ -61,15 +87,10 @@ def sync(file: BinaryIO) -> None:
     os.fsync(file.fileno())
 
 
-@contextlib.contextmanager
-def _beside(path: Path) -> Iterator[tuple[Path, BinaryIO]]:
-    """Yield a new file beside `path`, and its path; it is removed unless it is renamed."""
-    # Random, since writers on several hosts may have one process id.
-    unfinished = path.with_name(f".{path.name[:100]}.{os.urandom(4).hex()}{UNFINISHED}")
+def _new_token() -> str:
+    return os.urandom(4).hex()
+
+
+def _new_file(path: Path) -> BinaryIO:
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    with open(os.open(unfinished, flags, 0o600), "wb") as file:
-        try:
-            yield unfinished, file
-        finally:
-            with contextlib.suppress(OSError):
-                os.unlink(unfinished)
+    return open(os.open(path, flags, 0o600), "wb")

@@ -22,6 +22,7 @@ from typing import Any
 
 import jax
 
+from holdfast.building import new_content
 from holdfast.errors import (
     CheckpointDamagedError,
     InvalidArgumentError,
@@ -621,9 +622,8 @@ class CheckpointManager:
         is_kept = path.exists() or self._has_root_metadata_of_orbax()
         if jax.process_index() == 0 and not self._options.read_only and not is_kept:
             text = records.json_text(dict(given), "the metadata of the run")
-            unfinished = path.with_suffix(".tmp")
-            unfinished.write_text(text)
-            unfinished.replace(path)
+            with new_content(path, "write the metadata of the run") as file:
+                file.write(text.encode())
 
     def _has_root_metadata_of_orbax(self) -> bool:
         try:

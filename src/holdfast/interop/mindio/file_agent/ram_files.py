@@ -35,7 +35,7 @@ from holdfast.interop.mindio.file_agent.protocol import (
     WrittenFile,
 )
 from holdfast.local_agent.messages import decode
-from holdfast.local_agent.place import is_file_locked, memory_left_bytes
+from holdfast.local_agent.place import is_file_locked, memory_left_bytes, replace_file
 
 DATA = "data"
 RECORDS = "records"
@@ -114,7 +114,12 @@ class RamFiles:
                 record = decode(path.read_bytes(), RamFileRecord)
             except (msgspec.DecodeError, UnicodeDecodeError):
                 record = None
-            if record is None or self._sizes.get(record.name, -1) < record.size_bytes:
+            # A process that was killed while it replaced a record left one with another name.
+            if (
+                record is None
+                or record.name != path.name
+                or self._sizes.get(record.name, -1) < record.size_bytes
+            ):
                 path.unlink()
                 continue
             self._sealed[record.name] = RamFile(
@@ -377,11 +382,8 @@ class RamFiles:
 
     def _put_record(self, file: RamFile) -> None:
         """Store a record; a file that was removed meanwhile has none."""
-        path = self._record(file.name)
         if file.name in self._sealed or file.name in self._unsealed:
-            unfinished = self.folder / f"record-{file.name}"
-            unfinished.write_bytes(msgspec.json.encode(file.as_record()))
-            unfinished.rename(path)
+            replace_file(self._record(file.name), msgspec.json.encode(file.as_record()))
 
     def _data(self, name: str) -> Path:
         return data_path(self.folder, name)

@@ -33,6 +33,7 @@ from holdfast.interop.mindio.file_agent.file_at_path import (
 from holdfast.interop.mindio.file_agent.ram_files import RamFile, RamFiles, data_path, is_current
 from holdfast.local_agent.calls import Handler
 from holdfast.local_agent.messages import decode
+from holdfast.local_agent.place import replace_file
 
 SETTINGS = "settings"
 GIBI = 1024**3
@@ -105,15 +106,13 @@ class FileService:
         """Change the settings that are given, also for the agent after this one."""
         self._note_use()
         self._apply(message)
-        unfinished = self._settings.with_suffix(".unfinished")
         in_effect = protocol.Configure(
             capacity_bytes=self.files.capacity_bytes,
             thread_count=self._thread_count,
             linger_secs=self.linger_secs,
         )
         with translated("configure", self._settings):
-            unfinished.write_bytes(msgspec.json.encode(in_effect))
-            unfinished.rename(self._settings)
+            replace_file(self._settings, msgspec.json.encode(in_effect))
         self._start_writes()
         return protocol.Done()
 
