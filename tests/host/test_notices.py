@@ -41,7 +41,7 @@ def watched(host: InProcessHost, trainer: Trainer, **asked: Any) -> protocol.Not
 def report_again(host: InProcessHost, trainer: Trainer, checkpoint: CheckpointId) -> None:
     assert host.service is not None
     report = protocol.Sealed(
-        rank=0, id=checkpoint, part_count=1, tier="ram", durable=True, again=True
+        rank=0, id=checkpoint, part_count=1, tier=protocol.PartTier.RAM, durable=True, again=True
     )
     host.call(host.service.sealed(report, trainer.process.pid))
     host.settle()

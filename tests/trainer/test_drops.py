@@ -11,7 +11,7 @@ import pytest
 
 from holdfast.errors import SaveFailedError
 from holdfast.format.names import CheckpointId
-from holdfast.host.wire.protocol import SKIPPED, Notice, Sealed
+from holdfast.host.wire.protocol import SKIPPED, Notice, PartTier, Sealed
 from holdfast.trainer.save.drops import DROPPED_SECS, GATHER_SECS, POSTPONED_SECS
 from holdfast.trainer.save.progress import Progress
 from tests.attempts import checkpoint_id
@@ -43,7 +43,7 @@ def accept(progress: Progress) -> Accept:
         """Accept a save, whose part is sealed at once."""
         checkpoint = checkpoint_id(step)
         progress.accept(checkpoint, durable=durable, by_step=by_step)
-        report = Sealed(rank=0, id=checkpoint, part_count=2, tier="ram", durable=durable)
+        report = Sealed(rank=0, id=checkpoint, part_count=2, tier=PartTier.RAM, durable=durable)
         progress.seal(checkpoint, report)
         return checkpoint
 

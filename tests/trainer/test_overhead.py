@@ -9,7 +9,7 @@ from itertools import chain
 import pytest
 
 from holdfast.clock import SystemClock
-from holdfast.host.wire.protocol import Sealed
+from holdfast.host.wire.protocol import PartTier, Sealed
 from holdfast.policy.preservation_policy import LatestN
 from holdfast.policy.save_decision_policy import ContinuousCheckpointingPolicy
 from holdfast.policy.step_cost import QUIET_COUNT_MIN
@@ -153,7 +153,7 @@ def options(durable: ContinuousCheckpointingPolicy, ram: RamTier | None) -> Opti
 
 
 REACHES = (Reach.SEALED, Reach.DURABLE, Reach.FINISHED)
-SEALED = Sealed(rank=0, id=checkpoint_id(1, 0), part_count=1, tier="ram", durable=True)
+SEALED = Sealed(rank=0, id=checkpoint_id(1, 0), part_count=1, tier=PartTier.RAM, durable=True)
 
 
 def test_each_reach_sees_its_saves() -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 from holdfast.clock import Clock
 from holdfast.format.names import RUN_FILE, CheckpointId, manifest_key
 from holdfast.host.wire import protocol
+from holdfast.host.wire.protocol import PartTier
 from holdfast.store.disk import DiskStore
 from holdfast.store.object_folder import make_folder
 from tests.store.crash_states import CrashState, materialise
@@ -324,7 +325,7 @@ def straight_to_the_durable_tier(host: RecordedHost) -> None:
     for step in (2, 3):
         for rank in range(2):
             host.write_direct(trainer, step, rank)
-            host.tell_sealed(trainer, host.real(step, 1), rank, tier="durable")
+            host.tell_sealed(trainer, host.real(step, 1), rank, tier=PartTier.DURABLE)
         host.settle()
 
 
@@ -403,7 +404,7 @@ def reused_images_straight_to_the_durable_tier(host: RecordedHost) -> None:
     host.start()
     for step in (2, 3, 4, 5):
         host.write_direct(trainer, step, 0)
-        host.tell_sealed(trainer, host.real(step, 1), tier="durable")
+        host.tell_sealed(trainer, host.real(step, 1), tier=PartTier.DURABLE)
         host.settle()
 
 

@@ -255,7 +255,9 @@ MESSAGES: dict[str, Any] = {
     ),
     "branch": protocol.Branch(group="g", rank=0, attempt=ONE.attempt, origin=ONE),
     "slot": protocol.WantSlot(rank=0, id=ONE, size_bytes=4096),
-    "sealed": protocol.Sealed(rank=0, id=ONE, part_count=1, tier="ram", durable=True),
+    "sealed": protocol.Sealed(
+        rank=0, id=ONE, part_count=1, tier=protocol.PartTier.RAM, durable=True
+    ),
     "abandoned": protocol.Abandoned(rank=0, id=ONE, reason="r"),
     "watch": protocol.Watch(group="g", rank=0, cursor=0),
     "judged": protocol.Judged(newest=ONE, keep=(ONE,)),

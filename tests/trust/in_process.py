@@ -39,6 +39,7 @@ from holdfast.host.metering.meters import Metering
 from holdfast.host.service import Service
 from holdfast.host.wire import protocol
 from holdfast.host.wire.config import AgentConfig
+from holdfast.host.wire.protocol import PartTier
 from holdfast.policy import preservation_evaluation
 from holdfast.policy.preservation_policy import LatestN, PreservationPolicy
 from holdfast.store.contract import Store
@@ -385,7 +386,7 @@ class InProcessHost:
         rank: int = 0,
         *,
         durable: bool = True,
-        tier: str = "ram",
+        tier: PartTier = PartTier.RAM,
     ) -> None:
         """Report to the agent that one rank's part is whole."""
         assert self.service is not None

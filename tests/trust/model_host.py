@@ -148,7 +148,7 @@ class ModelHost(InProcessHost):
             rank=rank,
             id=self.real(*one),
             part_count=trainer.count,
-            tier="ram",
+            tier=protocol.PartTier.RAM,
             durable=True,
             again=True,
         )

@@ -86,7 +86,7 @@ def save(run: Path) -> dict:
     store = RamStore(Path(place.ram_folder), lambda size: slot.name, clock)
     write_part(store, plan, lambda chunk: array)
     store.close()
-    sealed = protocol.Sealed(rank=0, id=one, part_count=1, tier="ram", durable=True)
+    sealed = protocol.Sealed(rank=0, id=one, part_count=1, tier=protocol.PartTier.RAM, durable=True)
     client.call("sealed", sealed, protocol.Empty)
     # A new agent also reports the protection, since it does not know of earlier drops.
     cursor, ends = 0, []

@@ -20,7 +20,7 @@ from holdfast.engine.reading.view import View
 from holdfast.errors import InvalidArgumentError
 from holdfast.format.json_codec import decode
 from holdfast.format.names import CheckpointId
-from holdfast.host.wire.protocol import Empty, Sealed
+from holdfast.host.wire.protocol import Empty, PartTier, Sealed
 from holdfast.trainer.arguments import raise_step_order
 from holdfast.trainer.position import Position
 from holdfast.trainer.ranks.rendezvous import Rendezvous, json_text
@@ -220,7 +220,7 @@ class Finisher:
             rank=session.rank,
             id=checkpoint,
             part_count=self._rendezvous.count,
-            tier="ram",
+            tier=PartTier.RAM,
             durable=True,
             again=True,
         )

@@ -229,7 +229,7 @@ class SaveScheduler:
         )
         if has_changed and tuner.interval_secs is not None:
             chosen = IntervalChosen(
-                tier="ram" if is_ram else "durable",
+                tier=kind,
                 interval_secs=round(tuner.interval_secs, 6),
                 cost_secs=round(cost_secs or 0.0, 6),
                 failures_per_hour=round(per_sec * 3600, 6),
@@ -242,8 +242,9 @@ class SaveScheduler:
         """Report a large change of an interval in the agent's log and to the trainers."""
         if before_secs is None:
             return
+        place = "RAM" if chosen.tier == TargetKind.RAM else "the durable tier"
         text = (
-            f"checkpoints in {'RAM' if chosen.tier == 'ram' else 'the durable tier'} are now "
+            f"checkpoints in {place} are now "
             f"{chosen.interval_secs:.1f} s apart, {before_secs:.1f} s before: one costs "
             f"{chosen.cost_secs:.3g} s of training, and {chosen.failures_per_hour:.3g} failures an "
             "hour are expected"

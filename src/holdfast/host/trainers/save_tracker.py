@@ -19,7 +19,7 @@ from holdfast.host.tiers.ram_tier import RamTier
 from holdfast.host.tiers.slot_allocator import ReplicaOf, User
 from holdfast.host.tiers.storage_worker import StorageWorker
 from holdfast.host.wire import protocol
-from holdfast.host.wire.protocol import Notice
+from holdfast.host.wire.protocol import Notice, PartTier
 from holdfast.observe.events.schema import (
     CheckpointDropped,
     CheckpointFailed,
@@ -155,7 +155,7 @@ class SaveTracker:
         if request.again and await self._storage_worker.is_committed(checkpoint):
             self._trainers.notices.post(Notice(kind="committed", id=request.id))
             return
-        if request.again and request.tier == "ram":
+        if request.again and request.tier is PartTier.RAM:
             # The previous agent discarded it, or the tmpfs was cleared, before the trainer was
             # notified.
             listed = self._ram.checkpoints().get(checkpoint)
@@ -168,7 +168,7 @@ class SaveTracker:
                 rank=request.rank,
                 id=checkpoint,
                 part_count=request.part_count,
-                in_ram=request.tier == "ram",
+                in_ram=request.tier is PartTier.RAM,
                 is_due=request.durable,
             )
         )
@@ -204,7 +204,7 @@ class SaveTracker:
         events, step, attempt = self._run.events, effect.id.step, effect.id.attempt.number
         match effect.status:
             case CheckpointStatus.COMPLETE:
-                tier = "ram" if self._is_in_ram(effect.id) else "durable"
+                tier = PartTier.RAM if self._is_in_ram(effect.id) else PartTier.DURABLE
                 events.write(CheckpointSealed(step=step, attempt=attempt, tier=tier))
             case CheckpointStatus.PROTECTED if self._driver.view.lead.has_copies:
                 events.write(CheckpointProtected(step=step, attempt=attempt))

@@ -7,6 +7,7 @@ here, so that no handler receives one that no trainer means.
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import Annotated, Any
 
 import msgspec
@@ -227,6 +228,13 @@ class Slot(msgspec.Struct, frozen=True, kw_only=True):
     busy: bool = False
 
 
+class PartTier(StrEnum):
+    """Where a trainer writes its part."""
+
+    RAM = "ram"
+    DURABLE = "durable"
+
+
 class Sealed(msgspec.Struct, frozen=True, kw_only=True):
     """Report that a part is whole in a tier.
 
@@ -242,7 +250,7 @@ class Sealed(msgspec.Struct, frozen=True, kw_only=True):
     rank: Rank
     id: CheckpointId
     part_count: Count
-    tier: Annotated[str, msgspec.Meta(pattern="^(ram|durable)$")]
+    tier: PartTier
     durable: bool
     again: bool = False
     blocked_secs: Duration = 0.0

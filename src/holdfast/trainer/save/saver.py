@@ -43,6 +43,7 @@ from holdfast.errors import (
 )
 from holdfast.format.names import CheckpointId
 from holdfast.host.wire import protocol
+from holdfast.host.wire.protocol import PartTier
 from holdfast.observe.events.schema import RamUnavailable
 from holdfast.store.contract import Store
 from holdfast.trainer.opening.agent_session import AgentSession
@@ -211,7 +212,7 @@ class Saver:
             log.debug("save %s failed", request.plan.id, exc_info=True)
             self._fail(request, error)
         try:
-            self._end_copies(request, is_in_ram=tier == "ram")
+            self._end_copies(request, is_in_ram=tier is PartTier.RAM)
             self._next = self._slots_after(request)
         except BaseException as error:
             # The save has ended, and replicas and the next slot only make things faster.
@@ -221,7 +222,7 @@ class Saver:
             self._queue.hold_up(None)
         self.get_ready()
 
-    def _save(self, request: SaveRequest) -> str | None:
+    def _save(self, request: SaveRequest) -> PartTier | None:
         """Write the part and report it; return its tier, or None if no tier takes it."""
         tier = self._write(request)
         if tier is None:
@@ -244,7 +245,7 @@ class Saver:
         self._progress.reported(request.plan.id)
         return tier
 
-    def _write(self, request: SaveRequest) -> str | None:
+    def _write(self, request: SaveRequest) -> PartTier | None:
         """Write the part; return its tier, or None if no tier takes it.
 
         There are three ways; where one fails, the next is taken:
@@ -262,7 +263,7 @@ class Saver:
                 try:
                     self._report_filling(request, part.images)
                     self._complete(request, part)
-                    return "ram"
+                    return PartTier.RAM
                 except StorageError as error:
                     if part.is_whole:
                         return self._write_durable(request, part, error)
@@ -281,7 +282,7 @@ class Saver:
                 self._complete(request, part)
             except StorageError as error:
                 return self._write_durable(request, part, error)
-            return "ram"
+            return PartTier.RAM
 
     def _complete(self, request: SaveRequest, part: PartWriter) -> None:
         """Write and seal the part, whose images the next save may reuse from then on."""
@@ -290,7 +291,7 @@ class Saver:
 
     def _write_durable(
         self, request: SaveRequest, part: PartWriter | None, reason: str | StorageError
-    ) -> str | None:
+    ) -> PartTier | None:
         """Write the part to the durable tier, if it is due there; return the tier or None.
 
         Args:
@@ -311,12 +312,12 @@ class Saver:
         if part is not None and part.is_whole:
             # The state may be released already.
             write_part(self._durable, plan, part.chunk_bytes())
-            return "durable"
+            return PartTier.DURABLE
         direct = PartWriter(self._durable, plan, request.snapshot, self._last)
         with contextlib.closing(direct):
             direct.open()
             self._complete(request, direct)
-        return "durable"
+        return PartTier.DURABLE
 
     def _report_filling(self, request: SaveRequest, images: PartImages) -> None:
         plan, copies = request.plan, self._begin_copies(request, images)
