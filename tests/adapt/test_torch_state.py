@@ -503,6 +503,10 @@ def test_where_both_are_imported_the_first_state_decides() -> None:
     for framework, state in ((of_torch, [jnp.ones(2)]), (of_jax, [torch.ones(2)])):
         with pytest.raises(errors.UnsupportedLeafError, match="save 0: "):
             framework.outline(state)
+    inner: list[Any] = []
+    inner.append(inner)
+    with pytest.raises(errors.UnsupportedLeafError, match=r"0/0/.*contains itself"):
+        find_framework().outline(inner)
 
 
 def test_processes_that_did_not_start_their_group_are_refused(

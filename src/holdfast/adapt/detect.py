@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 from holdfast.adapt.contract import (
@@ -17,7 +16,8 @@ from holdfast.adapt.contract import (
     RestoreRequest,
 )
 from holdfast.adapt.contract import Snapshot as Snapshot
-from holdfast.errors import InvalidArgumentError, UnsupportedLeafError
+from holdfast.adapt.tree import flatten
+from holdfast.errors import InvalidArgumentError
 from holdfast.format.records import CheckpointSpec
 
 NAMES = ("jax", "numpy", "torch")
@@ -98,13 +98,8 @@ class FrameworkOfFirstState:
 
     def _of(self, state: object) -> Framework:
         if self._found is None:
-            try:
-                is_of_torch = any(map(_is_of_torch, _leaves(state)))
-            except RecursionError:
-                raise UnsupportedLeafError(
-                    "find the framework of the state: expected a tree, found one of too many "
-                    "levels; a container that contains itself cannot be saved, remove the reference"
-                ) from None
+            leaves = flatten(state, "find the framework of").leaves
+            is_of_torch = any(map(_is_of_torch, leaves))
             framework = _framework("torch" if is_of_torch else "jax")
             # Readers and `holdfast.save` work for a process alone; a manager works for a job.
             if is_of_torch and self._is_of_manager and framework.processes().count > 1:
@@ -114,15 +109,6 @@ class FrameworkOfFirstState:
                 )
             self._found = framework
         return self._found
-
-
-def _leaves(node: object) -> Iterator[object]:
-    children = node.values() if isinstance(node, dict) else node
-    if isinstance(children, list | tuple) or isinstance(node, dict):
-        for child in children:  # type: ignore[attr-defined]
-            yield from _leaves(child)
-    else:
-        yield node
 
 
 def _is_of_torch(leaf: object) -> bool:

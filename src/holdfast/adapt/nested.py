@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from holdfast.adapt.contract import EVERYTHING, ArraysOf, RestoreRequest
+from holdfast.adapt.tree import node_of
 from holdfast.errors import (
     CheckpointDamagedError,
     StructureMismatchError,
@@ -16,7 +17,7 @@ from holdfast.errors import (
 from holdfast.format.dtypes import numpy_dtype
 from holdfast.format.paths import Path, PathPrefixes, path_name
 from holdfast.format.placement import RestoreTarget
-from holdfast.format.records import ArraySpec, CheckpointSpec
+from holdfast.format.records import ArraySpec, CheckpointSpec, ContainerKind
 from holdfast.format.values import decode_value
 
 
@@ -107,9 +108,9 @@ def _indices(spec: CheckpointSpec, request: RestoreRequest) -> dict[Path, int]:
     return {path: index for path, index in spec.array_indices().items() if request.wants(path)}
 
 
-def _containers(spec: CheckpointSpec, request: RestoreRequest) -> dict[Path, str]:
+def _containers(spec: CheckpointSpec, request: RestoreRequest) -> dict[Path, ContainerKind]:
     """Return the kinds of the inner nodes at, below and above the prefixes, by path."""
-    kinds: dict[Path, str] = {}
+    kinds: dict[Path, ContainerKind] = {}
     for container in spec.containers:
         if request.wants(container.path):
             kinds[container.path] = container.kind
@@ -146,7 +147,7 @@ def paths_of(spec: CheckpointSpec) -> list[Path]:
     return paths + [container.path for container in spec.containers] + [*spec.process_values]
 
 
-def nested(containers: Mapping[Path, str], leaves: Mapping[Path, Any]) -> Any:
+def nested(containers: Mapping[Path, ContainerKind], leaves: Mapping[Path, Any]) -> Any:
     """Return the tree with these inner nodes and leaves.
 
     Raises:
@@ -159,7 +160,7 @@ def nested(containers: Mapping[Path, str], leaves: Mapping[Path, Any]) -> Any:
         return leaves[()]
     # Longest paths first: a node is complete before it is added to its parent.
     for path in sorted([*containers, *leaves], key=len, reverse=True):
-        node = leaves[path] if path in leaves else _container(containers[path], children[path])
+        node = leaves[path] if path in leaves else node_of(containers[path], children[path])
         if path == ():
             return node
         parent = children.get(path[:-1])
@@ -167,15 +168,3 @@ def nested(containers: Mapping[Path, str], leaves: Mapping[Path, Any]) -> Any:
             raise CheckpointDamagedError(f"read a tree: {path} does not fit into it")
         parent[path[-1]] = node
     raise CheckpointDamagedError("read a tree: it has no root")
-
-
-def _container(kind: str, children: dict[str | int, Any]) -> Any:
-    if kind in ("list", "tuple"):
-        items = [children[key] for key in sorted(children, key=str_or_int)]
-        return items if kind == "list" else tuple(items)
-    return children
-
-
-def str_or_int(key: str | int) -> tuple[int, str]:
-    """Return a sort key for keys of both kinds: ints by value, before strings."""
-    return (key, "") if isinstance(key, int) else (1 << 62, key)

@@ -185,6 +185,23 @@ def _rebuilt(inner: _Inner | None, leaves: Iterator[Any]) -> Any:
     return inner.rebuild([(key, _rebuilt(child, leaves)) for key, child in pairs])
 
 
+def node_of(container: ContainerKind, children: dict[Key, Any]) -> Any:
+    """Return a node of a saved kind; of objects, whose types are not saved, the dict of children.
+
+    Args:
+        container: The kind.
+        children: The children by key, in any order; those of a list have numbers as keys.
+    """
+    kind = _NUMBERED.get(container)
+    return children if kind is None else kind.rebuild(None, sorted(children.items(), key=_position))
+
+
+def _position(item: tuple[Key, Any]) -> tuple[int, str]:
+    """Return the sort key of a child: ints by value, before strings, which a list cannot have."""
+    key = item[0]
+    return (key, "") if isinstance(key, int) else (1 << 62, key)
+
+
 def _items(node: dict[Any, Any], path: Path, call: str) -> Items:
     for key in node:
         if type(key) is not int and not is_key(key):
@@ -228,4 +245,5 @@ _KINDS: dict[type, NodeKind] = {
     list: NodeKind("list", _numbered, lambda node, items: [*_children(items)]),
     tuple: NodeKind("tuple", _numbered, lambda node, items: tuple(_children(items))),
 }
+_NUMBERED = {kind.container: kind for kind in (_KINDS[list], _KINDS[tuple])}
 _NAMED_TUPLE = NodeKind("object", _fields, lambda node, items: type(node)(*_children(items)))
