@@ -1,7 +1,7 @@
 """Runs with a remote tier, a second directory here, whose agents run.
 
 What starts, readers and commands make of two tiers is in `test_written_tiers.py`; what one agent
-does with them is in tests/host/test_mirroring.py, and what several do in tests/coordination.
+does with them is in tests/host/tiers/test_mirroring.py, and what several do in tests/coordination.
 """
 
 from __future__ import annotations
