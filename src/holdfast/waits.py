@@ -17,14 +17,15 @@ Assumes that no wait on such a thread lasts much longer than `POLL_SECS` without
 from __future__ import annotations
 
 import contextlib
-import inspect
 import math
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future, wait
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from inspect import CO_GENERATOR
 from types import FrameType
 from typing import TypeVar
 
@@ -36,17 +37,34 @@ PATIENCE_SECS = 1.0
 """How much longer the waits of most calls last after a signal, for what is about to end."""
 POLL_SECS = 0.25
 
+_CONTEXTLIB = vars(contextlib)
+
 T = TypeVar("T")
 
 
 @dataclass(slots=True)
 class _Call:
+    """A call, which is under way in its `with` block unless that is inside of another such block.
+
+    No generator: `save` makes one for each step that may be due.
+    """
+
     name: str
     state: Callable[[], str]
     patience_secs: float
-    frame: FrameType
+    frame: FrameType | None = None
     by: signal.Signals | None = None
     ends_at_secs: float = math.inf
+
+    def __enter__(self) -> None:
+        if _current() is None:
+            self.frame = _entering_frame()
+            _calls[threading.get_ident()] = self
+
+    def __exit__(self, *error: object) -> None:
+        thread = threading.get_ident()
+        if _calls.get(thread) is self:
+            del _calls[thread]
 
 
 _calls: dict[int, _Call] = {}
@@ -67,10 +85,9 @@ def arrived(number: signal.Signals, *, at_once: bool = False) -> None:
         call.ends_at_secs = min(call.ends_at_secs, now_secs + patience_secs)
 
 
-@contextlib.contextmanager
 def ended_by_signals(
     name: str, state: Callable[[], str], patience_secs: float = PATIENCE_SECS
-) -> Iterator[None]:
+) -> AbstractContextManager[None]:
     """Let signals end the waits in the block, unless it is inside of another such block.
 
     Args:
@@ -78,27 +95,16 @@ def ended_by_signals(
         state: Returns what has not ended, and what that means, for messages.
         patience_secs: How much longer the waits last after a signal.
     """
-    if _current() is not None:
-        yield
-        return
-    thread = threading.get_ident()
-    call = _Call(name, state, patience_secs, _entering_frame())
-    try:
-        _calls[thread] = call
-        yield
-    finally:
-        if _calls.get(thread) is call:
-            del _calls[thread]
+    return _Call(name, state, patience_secs)
 
 
 def _entering_frame() -> FrameType:
     """Return the frame whose `with` statement enters: generators between are suspended in it."""
-    frame = sys._getframe(1)
-    while frame.f_back is not None and (
-        frame.f_code.co_flags & inspect.CO_GENERATOR
-        or frame.f_globals.get("__name__") == contextlib.__name__
+    frame = sys._getframe(2)
+    while (outer := frame.f_back) is not None and (
+        frame.f_code.co_flags & CO_GENERATOR or frame.f_globals is _CONTEXTLIB
     ):
-        frame = frame.f_back
+        frame = outer
     return frame
 
 

@@ -15,7 +15,6 @@ from holdfast.clock import Clock
 from holdfast.errors import FencedError, InvalidArgumentError, UnsupportedLeafError
 from holdfast.format.names import CheckpointId
 from holdfast.host.wire import protocol
-from holdfast.host.wire.control_block import ATTEMPT
 from holdfast.trainer import arguments
 from holdfast.trainer.opening.agent_session import AgentPlace
 from holdfast.trainer.planning import Planner, Taking
@@ -87,7 +86,7 @@ class DueSaves:
         if step in position.steps.accepted and (is_repeated or not force):
             position.progress.raised_at = None
             return True
-        position.steps.warn_unasked(step, self.clock.monotonic())
+        position.steps.warn_unasked(step, asked_secs)
         place = self._present_place()
         due = position.steps.due(step, place.control.cells, self.is_stopping_alone(), force)
         if not due.is_any:
@@ -133,11 +132,13 @@ class DueSaves:
 
     def _present_place(self) -> AgentPlace:
         """Return this trainer's place in the run's current attempt, which may be a newer one."""
-        session, progress = self.position.session, self.position.progress
-        with progress.stopped_by(FencedError):
-            session.finish_branch()
-            place = session.place
-            return place if place.control.cells[ATTEMPT] == place.number else session.renew()
+        session = self.position.session
+        if not session.is_current:
+            with self.position.progress.stopped_by(FencedError):
+                session.finish_branch()
+                if not session.is_current:
+                    session.renew()
+        return session.place
 
     def _can_save(self, checkpoint: CheckpointId, due: Due) -> bool:
         """Return whether there is room for the save; defer it or skip it if there is none."""

@@ -40,6 +40,7 @@ from holdfast.host.wire.agent_directory import WORDS
 from holdfast.host.wire.client import AgentClient
 from holdfast.host.wire.config import AgentConfig
 from holdfast.host.wire.control_block import (
+    ATTEMPT,
     ControlBlock,
     WaitCells,
     blocked_before_cell,
@@ -215,6 +216,15 @@ class AgentSession:
     def is_closed(self) -> bool:
         """Whether `close` was called; an interrupted call counts."""
         return self._is_closed
+
+    @property
+    def is_current(self) -> bool:
+        """Whether `place` is in the run's current attempt, and no branch is unfinished.
+
+        Of the thread that calls `branch`.
+        """
+        place = self.place
+        return self._branching is None and place.control.cells[ATTEMPT] == place.number
 
     @property
     def group(self) -> str:

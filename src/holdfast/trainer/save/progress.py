@@ -404,6 +404,9 @@ class Progress:
             SaveFailedError: Background saves failed.
             HoldfastError: Another queued error.
         """
+        # Looked at without the lock: the next call raises an error that is queued meanwhile.
+        if not self._failures:
+            return
         with self._changed:
             if self._failures:
                 error = self._failures[0]
