@@ -491,6 +491,7 @@ def test_a_start_on_the_same_host_with_another_ram_folder_is_refused_and_changes
     first = one_host.start(TRAINER, run, 100000, options)
     first.stdout.readline()
     wait_until(lambda: manifest_path(run, 0).exists())
+    wait_until(lambda: not [*run.rglob(".*.unfinished")])
     # As of a save that the first one is at.
     folder = run / "checkpoints" / "000090000.1"
     folder.mkdir(parents=True)
