@@ -13,7 +13,7 @@ from typing import Any
 
 import jax
 
-from holdfast.demo import jax_model as model
+from holdfast.demo import jax_learner as model
 from holdfast.demo.data import BatchShape, batch_iterator, load_corpus
 from holdfast.demo.jax_learner import digest
 from holdfast.demo.learner import ModelConfig

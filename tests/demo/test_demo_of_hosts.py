@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import psutil
 import pytest
 
-from holdfast.demo.agents import agents_of
+from holdfast.demo.learner import TrainerOptions
 from tests.cli.command_line import INTERRUPTIBLE
 from tests.hosts import Host, host, wait_until
 from tests.store.places import mounted
@@ -109,8 +110,9 @@ def life_of(folder: Path, name: str) -> list[dict[str, Any]]:
     return [record for record in map(json.loads, lines) if record["type"] == "started"]
 
 
-def has_agent(running: Demo) -> bool:
-    return bool(agents_of(str(running.folder / "interrupted")))
+def starts_agent(running: Demo) -> bool:
+    """The folder of an agent is there; its process may not be."""
+    return bool(list(running.made.folder.iterdir()))
 
 
 def trains(running: Demo) -> bool:
@@ -123,8 +125,8 @@ def trains(running: Demo) -> bool:
 @pytest.mark.parametrize(
     ("moment", "number"),
     [
-        pytest.param(has_agent, signal.SIGINT, id="has agent, SIGINT"),
-        pytest.param(has_agent, signal.SIGTERM, id="has agent, SIGTERM", marks=pytest.mark.soak),
+        pytest.param(starts_agent, signal.SIGINT, id="starts, SIGINT"),
+        pytest.param(starts_agent, signal.SIGTERM, id="starts, SIGTERM", marks=pytest.mark.soak),
         pytest.param(trains, signal.SIGINT, id="trains, SIGINT", marks=pytest.mark.soak),
         pytest.param(trains, signal.SIGTERM, id="trains, SIGTERM", marks=pytest.mark.soak),
     ],
@@ -163,15 +165,23 @@ def test_a_trainer_that_fails_ends_at_once_though_the_others_wait_for_it(tmp_pat
     address = free_address()
     with contextlib.ExitStack() as stack:
         hosts = [stack.enter_context(host(f"host-{number}")) for number in range(2)]
+        each = [
+            TrainerOptions(
+                run=f"{tmp_path}/run",
+                journal=str(log),
+                steps=1000,
+                hosts=2,
+                host=number,
+                coordinator=address,
+            )
+            for number, log in enumerate((tmp_path / "0", "/dev/full"))
+        ]
         trainers = [
             one.start(
-                *("-m", "holdfast.demo.train", "--directory", tmp_path / "run", "--log", log),
-                *("--steps", 1000, "--hosts", 2, "--host", number, "--coordinator", address),
+                *("-m", "holdfast.demo.train", msgspec.json.encode(options).decode()),
                 XLA_FLAGS="",
             )
-            for number, (one, log) in enumerate(
-                zip(hosts, (tmp_path / "0", "/dev/full"), strict=True)
-            )
+            for one, options in zip(hosts, each, strict=True)
         ]
         lines = iter(trainers[1].stderr.readline, "")
         assert any("No space left on device" in line for line in lines)

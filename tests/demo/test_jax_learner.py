@@ -7,13 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from holdfast.demo import jax_model as model
+from holdfast.demo import jax_learner as model
 from holdfast.demo.jax_learner import digest
 from holdfast.demo.learner import ModelConfig
 
 _TRAIN_A_LITTLE = """
 import jax, numpy as np
-from holdfast.demo import jax_model as model
+from holdfast.demo import jax_learner as model
 from holdfast.demo.jax_learner import digest
 from holdfast.demo.learner import ModelConfig
 config = ModelConfig(layers=2)

@@ -3,7 +3,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from holdfast.demo.main import DemoOptions, _little_room, run_demo
+from holdfast.demo.main import _little_room, run_demo
+from holdfast.demo.plan import DemoOptions
 from holdfast.demo.progress import Display
 from tests.store.places import mounted
 
@@ -28,30 +29,17 @@ def test_too_few_steps_end_the_demo_before_anything_is_started(tmp_path: Path) -
     assert list((tmp_path / "new").iterdir()) == []
 
 
-def test_lines_are_shown_where_there_is_no_terminal() -> None:
+def test_each_eighth_of_a_run_is_a_line() -> None:
     console, text = _console()
     display = Display(console)
-    with display.bars:
-        display.begin("a run", 83)
-        for step in range(83):
-            display.show_step(step, 2.0)
-        display.show_line("[told]")
+    display.begin("a run", 83)
+    for step in range(83):
+        display.show_step(step, 2.0)
+    display.show_line("[told]")
     lines = text.getvalue().splitlines()
     assert lines[0] == "a run: step 10 of 83, loss 2.000"
     assert lines[-2:] == ["a run: step 83 of 83, loss 2.000", "[told]"]
     assert len(lines) == 10
-
-
-def test_a_bar_is_shown_on_a_terminal() -> None:
-    text = io.StringIO()
-    console = Console(file=text, width=100, force_terminal=True, color_system=None)
-    display = Display(console)
-    with display.bars:
-        display.begin("a run", 80)
-        display.show_step(39, 2.5)
-        display.show_line("[told]")
-    assert "40/80 loss 2.500" in text.getvalue()
-    assert "[told]" in text.getvalue()
 
 
 def test_the_reason_of_a_demo_on_a_full_disk_names_its_room(tmp_path: Path) -> None:

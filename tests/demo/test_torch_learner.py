@@ -7,7 +7,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch cannot be had here")
 
-from holdfast.demo.learner import LearnerOptions, ModelConfig  # noqa: E402
+from holdfast.demo.learner import ModelConfig, TrainerOptions  # noqa: E402
 from holdfast.demo.torch_learner import TorchLearner, digest  # noqa: E402
 
 SMALL = ModelConfig(width=32, heads=2, layers=1)
@@ -15,7 +15,7 @@ TEXT = np.frombuffer(b"abcd" * 65, dtype=np.uint8).reshape(4, 65)
 
 
 def _trained(steps: int, config: ModelConfig = SMALL, seed: int = 0):
-    learner = TorchLearner(LearnerOptions(config=config, steps=48, seed=seed))
+    learner = TorchLearner(TrainerOptions(run="", journal="", config=config, steps=48, seed=seed))
     state, losses = learner.initial_state(), []
     for _ in range(steps):
         state, loss = learner.train_step(state, TEXT)
@@ -45,7 +45,7 @@ def test_equal_seeds_give_equal_bits_and_others_do_not() -> None:
 
 def test_dropout_depends_on_the_rng() -> None:
     with_dropout = ModelConfig(width=32, heads=2, layers=1, dropout=0.5)
-    learner = TorchLearner(LearnerOptions(config=with_dropout, steps=4, seed=0))
+    learner = TorchLearner(TrainerOptions(run="", journal="", config=with_dropout, steps=4))
     losses = set()
     for seed in (1, 2):
         state = learner.initial_state()

@@ -90,7 +90,7 @@ EXTRAS = {
     "cuda": Extra(CUDA),
     "demo": Extra(
         "import holdfast.demo.data\n"
-        "import holdfast.demo.jax_model\n"
+        "import holdfast.demo.jax_learner\n"
     ),
     "bench": Extra("import s3torchconnector\nimport torch_checkpointing\nimport holdfast\n"),
     "docs": Extra("import material\nimport mkdocs_click\nimport mkdocstrings_handlers.python\n"),

@@ -7,7 +7,8 @@ from typing import Any
 
 import click
 
-from holdfast.demo.plan import FRAMEWORKS, HOSTS_MAX
+from holdfast.demo.learner import FRAMEWORKS
+from holdfast.demo.plan import HOSTS_MAX
 
 
 @click.command()
@@ -69,6 +70,7 @@ def demo(**options: Any) -> int:
     takes a minute or two on a CPU. The exit code is 0 if the results are identical.
     """
     # Imported here because the demo's modules would slow down every other command.
-    from holdfast.demo.main import DemoOptions, run_demo
+    from holdfast.demo.main import run_demo
+    from holdfast.demo.plan import DemoOptions
 
     return run_demo(DemoOptions(**options))

@@ -9,11 +9,12 @@ from __future__ import annotations
 import enum
 import os
 import random
+import shutil
 import signal
 from dataclasses import dataclass
 
 from holdfast.clock import Clock
-from holdfast.demo.agents import agent_of
+from holdfast.demo.agents import agent_of, kill_agent
 from holdfast.errors import InvalidArgumentError
 
 STEPS_MIN = 20
@@ -102,10 +103,10 @@ def strike(kind: DemoFailureKind, trainer_pid: int, run: str, host: str, clock: 
         case DemoFailureKind.TERMINATE:
             os.kill(trainer_pid, signal.SIGTERM)
         case DemoFailureKind.KILL_AGENT:
-            agent_of(run, host, clock).kill()
+            kill_agent(agent_of(run, host, clock), clock)
         case DemoFailureKind.LOSE_HOST:
             agent = agent_of(run, host, clock)
             # The trainer first, because a live trainer would start another agent.
             os.kill(trainer_pid, signal.SIGKILL)
-            agent.kill()
-            agent.remove_memory()
+            kill_agent(agent, clock)
+            shutil.rmtree(agent.folder, ignore_errors=True)

@@ -6,10 +6,9 @@ which `append` has returned, and all starts of a run append to one file.
 
 from __future__ import annotations
 
-import os
+import io
 from pathlib import Path
-from types import TracebackType
-from typing import Self, TypeAlias
+from typing import TypeAlias
 
 import msgspec
 
@@ -27,6 +26,14 @@ class Started(msgspec.Struct, frozen=True, kw_only=True, tag="started"):
     first_step: int
     restored_step: int | None
     sources: dict[str, int]
+
+    def __str__(self) -> str:
+        if self.restored_step is None:
+            return f"starts at step {self.first_step} (pid {self.pid})"
+        return (
+            f"resumes at step {self.first_step} (pid {self.pid}) from the checkpoint of step "
+            f"{self.restored_step}, source: {', '.join(sorted(self.sources)) or 'no tier'}"
+        )
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True, tag="step"):
@@ -67,11 +74,11 @@ Record: TypeAlias = Started | Step | Preempted | Finished
 _DECODER = msgspec.json.Decoder(Record)
 
 
-class Journal:
+class Journal(io.FileIO):
     """The writing half of a journal. One thread appends."""
 
-    def __init__(self, path: Path) -> None:
-        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    def __init__(self, path: Path | str) -> None:
+        super().__init__(path, "ab")
 
     def append(self, record: Record) -> None:
         """Append a record; once this returns, the record outlives this process.
@@ -80,20 +87,9 @@ class Journal:
             HoldfastError: The record was written only in part.
         """
         line = msgspec.json.encode(record) + b"\n"
-        written = os.write(self._file, line)
+        written = self.write(line)
         if written != len(line):
             raise HoldfastError(f"write a journal record: {written} of {len(line)} bytes written")
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        os.close(self._file)
 
 
 class Tail:

@@ -10,10 +10,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import msgspec
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+FRAMEWORKS = ("jax", "torch")
 JOIN_SECS = 60
 """How long the processes of the hosts wait for each other."""
 PEAK_RATE = 1.2e-3
@@ -36,25 +38,32 @@ class ModelConfig:
     dropout: float = 0.1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LearnerOptions:
-    """The training of one process.
+class TrainerOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """The training of one process, which has it as JSON on its command line.
 
     Attributes:
-        config: The sizes of the model.
+        run: The path or URL of the run.
+        journal: The file that the trainer's records are appended to.
         steps: The steps of the whole training, over which the learning rate decays.
-        seed: Determines the initial parameters and the dropout.
-        hosts: The number of processes.
+        framework: `jax` or `torch`.
+        seed: Determines the initial parameters, the dropout and the order of batches.
+        interval_secs: The shortest time between two checkpoints.
+        hosts: The number of processes, one on each host.
         host: The index of this one.
         coordinator: The address at which they find each other.
+        config: The sizes of the model.
     """
 
-    config: ModelConfig
+    run: str
+    journal: str
     steps: int
-    seed: int
+    framework: str = FRAMEWORKS[0]
+    seed: int = 0
+    interval_secs: float = 1.0
     hosts: int = 1
     host: int = 0
     coordinator: str = ""
+    config: ModelConfig = ModelConfig()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,6 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
@@ -24,7 +23,7 @@ from holdfast.demo.agents import stop_agents
 from holdfast.demo.commands import run_command
 from holdfast.demo.comparison import ByHost, compare, verdict
 from holdfast.demo.failures import choose_failures
-from holdfast.demo.plan import FRAMEWORKS, DemoPlan
+from holdfast.demo.plan import DemoOptions, DemoPlan
 from holdfast.demo.progress import Display
 from holdfast.demo.runner import drive
 from holdfast.errors import HoldfastError, InvalidArgumentError, NotARunError
@@ -35,36 +34,7 @@ from holdfast.store.location import RunLocation, open_durable
 _ROOM_BYTES = 16 << 20
 """The approximate size of a checkpoint."""
 
-_STEPS = 256
-_STEPS_OF_HOSTS = 64
 _NEEDED = {"jax": ("jax", "optax", "grain"), "torch": ("torch", "grain")}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DemoOptions:
-    """The options of the demo.
-
-    Attributes:
-        directory: The folder for all files; None for a new temporary one.
-        url: The URL below which the durable tiers of both runs lie; None for the folder.
-        hosts: The number of hosts of each run.
-        framework: `jax` or `torch`.
-        steps: The training steps of each run; None for as many as take about a minute.
-        seed: Determines the failures, the initial weights and the order of batches.
-        kill_agent: Whether the agent is killed too.
-        interval_secs: The shortest time between two checkpoints.
-        as_json: Whether the result is printed to standard output as a JSON document.
-    """
-
-    directory: Path | None = None
-    url: str | None = None
-    hosts: int = 1
-    framework: str = FRAMEWORKS[0]
-    steps: int | None = None
-    seed: int = 0
-    kill_agent: bool = False
-    interval_secs: float = 1.0
-    as_json: bool = False
 
 
 def run_demo(options: DemoOptions, *, console: Console | None = None) -> int:
@@ -103,30 +73,16 @@ def run_demo(options: DemoOptions, *, console: Console | None = None) -> int:
 def _run(options: DemoOptions, folder: Path, console: Console) -> int:
     clock = SystemClock()
     start_secs = clock.monotonic()
-    place = "" if options.url is None else checked_place(options.url)
-    steps = options.steps or (_STEPS if options.hosts == 1 else _STEPS_OF_HOSTS)
+    place = str(folder) if options.url is None else checked_place(options.url)
     failures = choose_failures(
-        options.seed, steps, kill_agent=options.kill_agent, hosts=options.hosts
+        options.seed, options.step_count, kill_agent=options.kill_agent, hosts=options.hosts
     )
     plans = [
-        DemoPlan(
-            name=name,
-            folder=folder,
-            hosts=options.hosts,
-            framework=options.framework,
-            steps=steps,
-            seed=options.seed,
-            interval_secs=options.interval_secs,
-            failures=planned,
-            place=place,
-        )
+        DemoPlan(options=options, name=name, folder=folder, place=place, failures=planned)
         for name, planned in (("interrupted", failures), ("uninterrupted", ()))
     ]
     display = Display(console)
-    with display.bars:
-        journals = [_drive_and_stop(plan, display, clock) for plan in plans]
-
-    identity = compare(*journals)
+    identity = compare(*[_drive_and_stop(plan, display, clock) for plan in plans])
     run, page = plans[0].run, folder / "report.html"
     _print_line(console, f"\n$ holdfast report {run} --html {page}")
     _print_line(console, run_command("report", run, "--html", str(page)))
@@ -148,7 +104,7 @@ def _drive_and_stop(plan: DemoPlan, display: Display, clock: Clock) -> ByHost:
         return drive(plan, display, clock)
     finally:
         try:
-            stop_agents(plan.run)
+            stop_agents(plan.run, clock)
         except HoldfastError as error:
             display.show_line(f"stopping the agents of the {plan.name} run failed: {error}")
 

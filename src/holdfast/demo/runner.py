@@ -37,7 +37,7 @@ def drive(plan: DemoPlan, display: Display, clock: Clock) -> list[list[journal.R
         HoldfastError: A trainer ended without a planned failure, wrote no record for too long, or
             did not end after SIGTERM. All trainers have been ended.
     """
-    display.begin(plan.name, plan.steps)
+    display.begin(plan.name, plan.options.step_count)
     tails = [journal.Tail(plan.journal(host)) for host in range(plan.hosts)]
     due = deque(plan.failures)
     by_host: list[list[journal.Record]] = [[] for _ in tails]
@@ -58,7 +58,6 @@ class _Life:
         self._plan = plan
         self._display = display
         self._clock = clock
-        self._has_shown_start = False
         self._last_record_at = clock.monotonic()
 
     @property
@@ -113,21 +112,24 @@ class _Life:
         for trainer in self.trainers:
             records = trainer.take_records()
             has_any |= bool(records)
-            if trainer.host == 0:
-                for record in records:
-                    if isinstance(record, journal.Step):
-                        self._display.show_step(record.step, record.loss_value)
-        self._show_start()
+            for record in records:
+                if isinstance(record, journal.Started):
+                    self._display.show_line(f"  {self._of(trainer.host)}{record}")
+                elif isinstance(record, journal.Step) and trainer.host == 0:
+                    self._display.show_step(record.step, record.loss_value)
         return has_any
 
     def _strike(self, failure: Failure) -> None:
         plan, trainer = self._plan, self.trainers[failure.host]
-        host = plan.host(failure.host)
         self._clock.sleep(failure.phase * min(trainer.step_secs, 1.0))
-        strike(failure.kind, trainer.pid, plan.run, host, self._clock)
+        strike(failure.kind, trainer.pid, plan.run, plan.host(failure.host), self._clock)
         self._take_records()
-        where = f"{host}: " if plan.hosts > 1 else ""
+        where = self._of(failure.host)
         self._display.show_line(f"  after step {trainer.step}: {where}{failure.kind.value}")
+
+    def _of(self, host: int) -> str:
+        """Return the beginning of a line about a host: its name, if there are several."""
+        return f"{self._plan.host(host)}: " if self._plan.hosts > 1 else ""
 
     def _await_end(self, ended_by: Failure | None) -> None:
         """Wait for the trainers that end by themselves; after a lost host they do not."""
@@ -157,28 +159,6 @@ class _Life:
             return trainer.code == 0 and isinstance(trainer.last, journal.Preempted)
         # The other hosts' trainers were ended by `watch`, so how they ended does not matter.
         return trainer.host != ended_by.host or trainer.code == -signal.SIGKILL
-
-    def _show_start(self) -> None:
-        """Show once where the trainers continue, when all of them are ready."""
-        started = [
-            record
-            for trainer in self.trainers
-            for record in trainer.records
-            if isinstance(record, journal.Started)
-        ]
-        if self._has_shown_start or len(started) < self._plan.hosts:
-            return
-        self._has_shown_start = True
-        first = started[0]
-        pids = ("pid " if len(started) == 1 else "pids ") + ", ".join(str(s.pid) for s in started)
-        if first.restored_step is None:
-            self._display.show_line(f"  starts at step {first.first_step} ({pids})")
-            return
-        tiers = sorted({tier for record in started for tier in record.sources})
-        self._display.show_line(
-            f"  resumes at step {first.first_step} ({pids}) from the checkpoint of step "
-            f"{first.restored_step}, source: {', '.join(tiers) or 'no tier'}"
-        )
 
 
 def _free_address() -> str:

@@ -1,57 +1,40 @@
 """Run the trainer of the demo: a training loop that Holdfast checkpoints.
 
-`python -m holdfast.demo.train --directory DIR --log FILE --steps N` continues the run until step N
-is reached or the process is preempted. `--framework` is `jax` or `torch`. With `--hosts` it is the
-process of one host of a job of several hosts, connected by the framework. The calls on `manager`
-are everything that Holdfast requires of a training loop. The rest is training, and the journal that
-the demo reads.
+`python -m holdfast.demo.train OPTIONS` continues the run until its last step is reached or the
+process is preempted. OPTIONS are `learner.TrainerOptions` as JSON. The calls on `manager` are
+everything that Holdfast requires of a training loop. The rest is training, and the journal that the
+demo reads.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 import time
 import traceback
-from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, NoReturn
 
 import holdfast
 from holdfast import preservation_policy, save_decision_policy
 from holdfast.demo import journal
 from holdfast.demo.data import Batches, BatchShape, batch_iterator, load_corpus
-from holdfast.demo.learner import Learner, LearnerOptions, ModelConfig
-from holdfast.demo.plan import FRAMEWORKS
+from holdfast.demo.learner import Learner, TrainerOptions
+from holdfast.format.json_codec import decode
 from holdfast.trainer.restore.restoring import RestoreReport
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Train, and return 0 when the last step is finished or the process was preempted."""
-    options = _parse(arguments)
-    # The batch is divided by the hosts, so that a step has about the same size for any number.
-    shape = BatchShape(windows=max(1, BatchShape().windows // options.hosts))
-    learner = make_learner(
-        options.framework,
-        LearnerOptions(
-            config=ModelConfig(context=shape.context),
-            steps=options.steps,
-            seed=options.seed,
-            hosts=options.hosts,
-            host=options.host,
-            coordinator=options.coordinator,
-        ),
-    )
+def main() -> None:
+    """Train until the last step is finished or the process was preempted."""
+    options = decode(sys.argv[1], TrainerOptions)
+    learner = make_learner(options)
     try:
-        with journal.Journal(options.log) as log:
-            train(options, shape, learner, log)
+        with journal.Journal(options.journal) as log:
+            train(options, learner, log)
     except Exception:
         if options.hosts > 1:
             _end_at_once()
         raise
     learner.leave_job()
-    return 0
 
 
 def _end_at_once() -> NoReturn:
@@ -64,9 +47,9 @@ def _end_at_once() -> NoReturn:
     os._exit(1)
 
 
-def make_learner(framework: str, options: LearnerOptions) -> Learner:
-    """Return the learner of `jax` or `torch`, connected to the other hosts."""
-    if framework == "torch":
+def make_learner(options: TrainerOptions) -> Learner:
+    """Return the learner of the framework, connected to the other hosts."""
+    if options.framework == "torch":
         from holdfast.demo.torch_learner import TorchLearner
 
         return TorchLearner(options)
@@ -75,10 +58,10 @@ def make_learner(framework: str, options: LearnerOptions) -> Learner:
     return JaxLearner(options)
 
 
-def train(
-    options: argparse.Namespace, shape: BatchShape, learner: Learner, log: journal.Journal
-) -> None:
+def train(options: TrainerOptions, learner: Learner, log: journal.Journal) -> None:
     """Run the training loop, and append its records to `log`."""
+    # The batch is divided by the hosts, so that a step has about the same size for any number.
+    shape = BatchShape(windows=max(1, BatchShape().windows // options.hosts))
     batches = batch_iterator(
         load_corpus(), shape, seed=options.seed, host=options.host, hosts=options.hosts
     )
@@ -89,7 +72,7 @@ def train(
     }
 
     with holdfast.CheckpointManager(
-        options.directory,
+        options.run,
         save_decision_policy=save_decision_policy.ContinuousCheckpointingPolicy(
             minimum_interval_secs=options.interval_secs
         ),
@@ -150,19 +133,5 @@ def _finished(learner: Learner, state: dict[str, Any]) -> journal.Finished:
     )
 
 
-def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m holdfast.demo.train", description=__doc__)
-    parser.add_argument("--directory", required=True, help="the run's path or URL")
-    parser.add_argument("--log", required=True, type=Path, help="the journal, appended to")
-    parser.add_argument("--steps", required=True, type=int)
-    parser.add_argument("--framework", choices=FRAMEWORKS, default=FRAMEWORKS[0])
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--interval-secs", type=float, default=1.0)
-    parser.add_argument("--hosts", type=int, default=1, help="how many hosts the job has")
-    parser.add_argument("--host", type=int, default=0, help="which of them this process is on")
-    parser.add_argument("--coordinator", default="", help="the address at which they meet")
-    return parser.parse_args(arguments)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -8,6 +8,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import msgspec
+
 from holdfast.demo import journal
 from holdfast.demo.plan import DemoPlan
 from holdfast.errors import WaitTimeoutError
@@ -93,16 +95,10 @@ class Trainer:
 
 
 def _spawn(plan: DemoPlan, host: int, coordinator: str) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "holdfast.demo.train"]
-    command += ["--directory", plan.run, "--log", str(plan.journal(host))]
-    command += ["--steps", str(plan.steps), "--seed", str(plan.seed)]
-    command += ["--framework", plan.framework]
-    command += ["--interval-secs", str(plan.interval_secs)]
-    if plan.hosts > 1:
-        command += ["--hosts", str(plan.hosts), "--host", str(host), "--coordinator", coordinator]
+    options = msgspec.json.encode(plan.trainer(host, coordinator)).decode()
     with plan.output(host).open("ab") as output:
         return subprocess.Popen(
-            command,
+            [sys.executable, "-m", "holdfast.demo.train", options],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
