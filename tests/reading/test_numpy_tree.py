@@ -33,8 +33,8 @@ def test_a_tree_is_the_same_as_jax_sees_it(tree: Any) -> None:
     found = flatten(tree, "save")
     leaves, structure = flatten_with_jax(tree)
     assert found.paths == structure.paths
-    assert set(found.containers) == set(structure.containers)
-    assert len(found.containers) == len(structure.containers)
+    kinds = [(node.path, node.kind) for node in found.containers]
+    assert sorted(kinds) == sorted((node.path, node.kind) for node in structure.containers)
     assert all(one is other for one, other in zip(found.leaves, leaves, strict=True))
 
 
@@ -47,6 +47,14 @@ def test_a_tree_is_built_again_with_other_leaves(tree: Any) -> None:
     assert type(built) is type(tree) or not found.containers
     assert list(again.leaves) == numbers
     assert (again.paths, again.containers) == (found.paths, found.containers)
+
+
+def test_dicts_keep_the_order_of_the_tree_that_they_are_built_from() -> None:
+    tree = {"z": 1, "a": {"y": 2, "x": 3}, "m": defaultdict(int, {"q": 4, "b": 5})}
+    built = flatten(tree, "save").unflatten([*range(5)])
+    assert [*built] == ["z", "a", "m"]
+    assert [*built["a"]] == ["y", "x"]
+    assert [*built["m"]] == ["q", "b"]
 
 
 @pytest.mark.parametrize(

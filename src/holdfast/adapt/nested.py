@@ -1,4 +1,7 @@
-"""Restore without a `like`: nested dicts, lists and tuples of arrays and values."""
+"""Restore without a `like`: nested dicts, lists and tuples of arrays and values.
+
+See docs/decisions/0063.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from msgspec import structs
 
 from holdfast.adapt.contract import EVERYTHING, ArraysOf, RestoreRequest
 from holdfast.adapt.tree import node_of
@@ -17,7 +21,7 @@ from holdfast.errors import (
 from holdfast.format.dtypes import numpy_dtype
 from holdfast.format.paths import Path, PathPrefixes, path_name
 from holdfast.format.placement import RestoreTarget
-from holdfast.format.records import ArraySpec, CheckpointSpec, ContainerKind
+from holdfast.format.records import ArraySpec, CheckpointSpec, Container, Key
 from holdfast.format.values import decode_value
 
 
@@ -99,7 +103,8 @@ def tree_of(
     for path in spec.process_values:
         # A state that is left out of a sequence must not move the items after it.
         is_left_out = path not in process_values and request.wants(path)
-        if is_left_out and (not path or containers.get(path[:-1]) in ("list", "tuple")):
+        parent = containers.get(path[:-1])
+        if is_left_out and (not path or (parent and parent.kind in ("list", "tuple"))):
             leaves[path] = None
     return nested(containers, leaves)
 
@@ -108,15 +113,15 @@ def _indices(spec: CheckpointSpec, request: RestoreRequest) -> dict[Path, int]:
     return {path: index for path, index in spec.array_indices().items() if request.wants(path)}
 
 
-def _containers(spec: CheckpointSpec, request: RestoreRequest) -> dict[Path, ContainerKind]:
-    """Return the kinds of the inner nodes at, below and above the prefixes, by path."""
-    kinds: dict[Path, ContainerKind] = {}
+def _containers(spec: CheckpointSpec, request: RestoreRequest) -> dict[Path, Container]:
+    """Return the inner nodes at, below and above the prefixes, by path."""
+    containers: dict[Path, Container] = {}
     for container in spec.containers:
         if request.wants(container.path):
-            kinds[container.path] = container.kind
+            containers[container.path] = container
         elif request.only is not None and request.only.has_above(container.path):
-            kinds[container.path] = "dict"
-    return kinds
+            containers[container.path] = structs.replace(container, kind="dict")
+    return containers
 
 
 def check_prefixes(spec: CheckpointSpec, request: RestoreRequest) -> None:
@@ -147,13 +152,13 @@ def paths_of(spec: CheckpointSpec) -> list[Path]:
     return paths + [container.path for container in spec.containers] + [*spec.process_values]
 
 
-def nested(containers: Mapping[Path, ContainerKind], leaves: Mapping[Path, Any]) -> Any:
-    """Return the tree with these inner nodes and leaves.
+def nested(containers: Mapping[Path, Container], leaves: Mapping[Path, Any]) -> Any:
+    """Return the tree with these inner nodes and leaves, dicts in their recorded order.
 
     Raises:
         CheckpointDamagedError: a node's parent is missing, or two nodes have the same path.
     """
-    children: dict[Path, dict[str | int, Any]] = {path: {} for path in containers}
+    children: dict[Path, dict[Key, Any]] = {path: {} for path in containers}
     if not containers:
         if set(leaves) != {()}:
             raise CheckpointDamagedError("read a tree: its leaves have no root")

@@ -68,8 +68,8 @@ class NumpyFramework:
         return LikeRestoration(spec, like, request, NumpyArrayLeaves())
 
     def _outline(self, tree: Tree) -> Outline:
-        kinds = tuple((container.path, container.kind) for container in tree.containers)
-        return self._outlines.find(tree.leaves, tree.paths, tree.containers, (tree.paths, kinds))
+        structure = tree.paths, tree.containers
+        return self._outlines.find(tree.leaves, tree.paths, tree.containers, structure)
 
 
 class _NumpySnapshot:

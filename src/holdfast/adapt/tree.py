@@ -2,7 +2,10 @@
 
 `_KINDS` has the types of inner nodes. Paths, their order and the kinds of inner nodes are those
 that JAX gives the same tree, so that a state saved without JAX is restored with it, and the other
-way round. Nodes of other types are leaves, unless the caller expands them to a subtree.
+way round. So leaves are in the ascending order of keys; dicts that are built again have their own.
+Nodes of other types are leaves, unless the caller expands them to a subtree.
+
+See docs/decisions/0063.
 """
 
 from __future__ import annotations
@@ -14,9 +17,11 @@ from functools import partial
 from operator import itemgetter
 from typing import Any, TypeGuard
 
+from msgspec import UNSET
+
 from holdfast.errors import UnsupportedLeafError
-from holdfast.format.paths import Path, path_name
-from holdfast.format.records import Container, ContainerKind
+from holdfast.format.paths import Path, key_order, path_name
+from holdfast.format.records import Container, ContainerKind, dict_container
 
 PATH_KEYS_SHOWN = 8
 
@@ -32,7 +37,7 @@ class NodeKind:
         container: the kind of such a node in a checkpoint.
         children: returns the children by key, in the order of their leaves. The other arguments are
             the node's path, and the call for messages.
-        rebuild: returns a node like the given one with other children, in the same order.
+        rebuild: returns a node like the given one with other children, in the order of its own.
     """
 
     container: ContainerKind
@@ -161,7 +166,10 @@ class _Walk:
             self.leaves.append(leaf)
             self.paths.append(path)
             return None
-        self.containers.append(Container(path=path, kind=kind.container))
+        is_dict = kind.container == "dict"
+        self.containers.append(
+            dict_container(path, node) if is_dict else Container(path=path, kind=kind.container)
+        )
         keys: list[Key] = []
         children: list[_Inner | None] = []
         for key, child in kind.children(node, path, self._call):
@@ -185,21 +193,20 @@ def _rebuilt(inner: _Inner | None, leaves: Iterator[Any]) -> Any:
     return inner.rebuild([(key, _rebuilt(child, leaves)) for key, child in pairs])
 
 
-def node_of(container: ContainerKind, children: dict[Key, Any]) -> Any:
-    """Return a node of a saved kind; of objects, whose types are not saved, the dict of children.
+def node_of(container: Container, children: dict[Key, Any]) -> Any:
+    """Return a saved node; of objects, whose types are not saved, the dict of children.
 
     Args:
-        container: The kind.
-        children: The children by key, in any order; those of a list have numbers as keys.
+        container: The node's kind, and the order of a dict.
+        children: The children by key, in any order; those of a list have numbers as keys. Some may
+            be left out.
     """
-    kind = _NUMBERED.get(container)
-    return children if kind is None else kind.rebuild(None, sorted(children.items(), key=_position))
-
-
-def _position(item: tuple[Key, Any]) -> tuple[int, str]:
-    """Return the sort key of a child: ints by value, before strings, which a list cannot have."""
-    key = item[0]
-    return (key, "") if isinstance(key, int) else (1 << 62, key)
+    if container.kind == "object":
+        return children
+    order = sorted(children, key=key_order) if container.keys is UNSET else container.keys
+    items = [(key, children[key]) for key in order if key in children]
+    kind = _NUMBERED.get(container.kind)
+    return dict(items) if kind is None else kind.rebuild(None, items)
 
 
 def _items(node: dict[Any, Any], path: Path, call: str) -> Items:
@@ -224,6 +231,11 @@ def _sorted_items(node: dict[Any, Any], path: Path, call: str) -> Items:
     return items
 
 
+def _in_order_of(node: dict[Any, Any], items: Items) -> dict[Key, Any]:
+    children = dict(items)
+    return {key: children[key] for key in node}
+
+
 def _numbered(node: Sequence[Any], path: Path, call: str) -> Items:
     return list(enumerate(node))
 
@@ -237,9 +249,11 @@ def _children(items: Items) -> Iterator[Any]:
 
 
 _KINDS: dict[type, NodeKind] = {
-    dict: NodeKind("dict", _sorted_items, lambda node, items: dict(items)),
+    dict: NodeKind("dict", _sorted_items, lambda node, items: _in_order_of(node, items)),
     defaultdict: NodeKind(
-        "dict", _sorted_items, lambda node, items: defaultdict(node.default_factory, items)
+        "dict",
+        _sorted_items,
+        lambda node, items: defaultdict(node.default_factory, _in_order_of(node, items)),
     ),
     OrderedDict: NodeKind("dict", _items, lambda node, items: OrderedDict(items)),
     list: NodeKind("list", _numbered, lambda node, items: [*_children(items)]),

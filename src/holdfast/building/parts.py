@@ -43,7 +43,7 @@ from holdfast.format import paths
 from holdfast.format.dtypes import numpy_dtype
 from holdfast.format.grid import Region, chunk_count, chunk_region, chunk_shape_of
 from holdfast.format.layout import Chunk, image_layout
-from holdfast.format.records import ArraySpec, CheckpointSpec, Container, SavedValue
+from holdfast.format.records import ArraySpec, CheckpointSpec, SavedValue, dict_container
 from holdfast.format.values import encode_value
 from holdfast.store.disk import DiskStore
 
@@ -266,7 +266,10 @@ def _owners(array: ArraySpec) -> tuple[tuple[int, int], ...]:
 def _spec(arrays: Sequence[ArraySpec], values: Mapping[paths.Path, object]) -> CheckpointSpec:
     owners = shared([_owners(array) for array in arrays])
     leaves = [*(array.path for array in arrays), *values]
-    nodes = dict.fromkeys([(), *(path[:end] for path in leaves for end in range(len(path)))])
+    nodes: dict[paths.Path, dict[str | int, None]] = {(): {}}
+    for path in leaves:
+        for end, key in enumerate(path):
+            nodes.setdefault(path[:end], {})[key] = None
     return CheckpointSpec(
         time=SystemClock().now(),
         metrics=None,
@@ -274,7 +277,7 @@ def _spec(arrays: Sequence[ArraySpec], values: Mapping[paths.Path, object]) -> C
             msgspec.structs.replace(array, owners=of_array)
             for array, of_array in zip(arrays, owners, strict=True)
         ),
-        containers=tuple(Container(path=path, kind="dict") for path in nodes),
+        containers=tuple(dict_container(path, [*keys]) for path, keys in nodes.items()),
         values=tuple(
             SavedValue(path=path, value=encode_value(value, paths.path_name(path)))
             for path, value in values.items()

@@ -9,15 +9,17 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import msgspec
+
 from holdfast.errors import CheckpointDamagedError
 from holdfast.format.digests import DIGEST_HEX_LENGTH
 from holdfast.format.dtypes import numpy_dtype
 from holdfast.format.grid import chunk_count
 from holdfast.format.names import PART_COUNT_MAX
 from holdfast.format.ownership import Ownership
-from holdfast.format.paths import path_name
+from holdfast.format.paths import Path, key_order, path_name
 from holdfast.format.ranges import are_disjoint, are_ranges, is_subset
-from holdfast.format.records import ArraySpec, CheckpointSpec, Manifest, PartRecord
+from holdfast.format.records import ArraySpec, CheckpointSpec, Container, Manifest, PartRecord
 
 AXES_MAX = 64
 REUSED_COUNT_MAX = 16
@@ -36,6 +38,7 @@ def check_spec(spec: CheckpointSpec, part_count: int, where: str) -> None:
     nodes += (a.path for a in spec.aliases)
     if len(set(nodes)) != len(nodes):
         raise CheckpointDamagedError(f"read {where}: two nodes have the same path")
+    _check_keys(spec.containers, nodes, where)
     for name, value in (spec.metrics or {}).items():
         if isinstance(value, str) and value not in ("nan", "inf", "-inf"):
             raise CheckpointDamagedError(
@@ -65,6 +68,22 @@ def check_spec(spec: CheckpointSpec, part_count: int, where: str) -> None:
         raise CheckpointDamagedError(
             f"read {where}: {chunks_total} chunks, expected at most {CHUNK_COUNT_MAX}"
         )
+
+
+def _check_keys(containers: Sequence[Container], nodes: Sequence[Path], where: str) -> None:
+    """Check that the recorded order of a node's keys has each of its children once."""
+    orders = {c.path: c.keys for c in containers if c.keys is not msgspec.UNSET}
+    if not orders:
+        return
+    children: dict[Path, list[str | int]] = {path: [] for path in orders}
+    for node in nodes:
+        if node and node[:-1] in children:
+            children[node[:-1]].append(node[-1])
+    for path, keys in orders.items():
+        if sorted(keys, key=key_order) != sorted(children[path], key=key_order):
+            raise CheckpointDamagedError(
+                f"read {where}: the keys of {path_name(path)} are not those of its children"
+            )
 
 
 def _check_array(array: ArraySpec, where: str) -> None:

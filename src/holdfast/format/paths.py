@@ -25,6 +25,11 @@ def _escaped(match: re.Match[str]) -> str:
     return f"%{ord(match[0]):02X}"
 
 
+def key_order(key: str | int) -> tuple[int, str]:
+    """Return a sort key for the keys of a node: ints by value, before strings."""
+    return (key, "") if isinstance(key, int) else (1 << 62, key)
+
+
 @lru_cache(maxsize=4096)
 def _key_name(key: str | int) -> str:
     # States have many paths, and few different keys.

@@ -3,6 +3,8 @@
 `CheckpointSpec` describes a checkpoint apart from its bytes. Rank 0's part record contains it, so
 that any host that finds all parts can write the manifest; the manifest is the spec and the digests
 of the part records. Per-process values are in the part records only.
+
+See docs/decisions/0063.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import msgspec
 
 from holdfast.format.grid import ChunkShape
 from holdfast.format.names import AttemptId, CheckpointId
-from holdfast.format.paths import path_name
+from holdfast.format.paths import key_order, path_name
 from holdfast.format.sealed import FORMAT_VERSION
 
 ContainerKind = Literal["dict", "list", "tuple", "object"]
@@ -123,10 +125,21 @@ class Alias(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Container(msgspec.Struct, frozen=True, kw_only=True):
-    """One inner node of the state's tree; `object` for namedtuples, dataclasses and the like."""
+    """One inner node of the state's tree; `object` for namedtuples, dataclasses and the like.
+
+    `keys` are those of a dict in their order, where that is not ascending.
+    """
 
     path: tuple[Key, ...]
     kind: ContainerKind
+    keys: tuple[Key, ...] | msgspec.UnsetType = msgspec.UNSET
+
+
+def dict_container(path: tuple[Key, ...], keys: Sequence[Key]) -> Container:
+    """Return the inner node of a dict with these keys, in their order."""
+    order = tuple(keys)
+    is_ascending = order == tuple(sorted(order, key=key_order))
+    return Container(path=path, kind="dict", keys=msgspec.UNSET if is_ascending else order)
 
 
 class SavedValue(msgspec.Struct, frozen=True, kw_only=True):

@@ -16,7 +16,7 @@ import jax
 from holdfast.adapt.tree import check_names, is_key
 from holdfast.errors import UnsupportedLeafError
 from holdfast.format.paths import ROOT_NAME, Path
-from holdfast.format.records import Container, ContainerKind
+from holdfast.format.records import Container, ContainerKind, Key, dict_container
 
 CONTAINERS = (dict, list, tuple)
 LEVELS_MAX = 400
@@ -142,13 +142,21 @@ def _walk(treedef: Any, path: Path, leaves: Sequence[Path], into: list[Container
     kind, auxiliary = node
     if kind is type(None):
         return
+    own_index, first = len(into), 0
     into.append(Container(path=path, kind=_container_kind(kind)))
-    first = 0
+    keys: list[Key] = []
     for index, child in enumerate(treedef.children()):
         of_child = leaves[first : first + child.num_leaves]
         first += child.num_leaves
         key = of_child[0][len(path)] if of_child else _key_without_leaves(kind, auxiliary, index)
+        node = child.node_data()
+        if node is None or node[0] is not type(None):
+            # JAX's None is no node of a checkpoint.
+            keys.append(key)
         _walk(child, (*path, key), of_child, into)
+    if into[own_index].kind == "dict":
+        # JAX keeps the order of an OrderedDict alone.
+        into[own_index] = dict_container(path, keys)
 
 
 def _container_kind(kind: type) -> ContainerKind:

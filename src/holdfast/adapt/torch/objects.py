@@ -357,7 +357,7 @@ def _saved_tree(spec: CheckpointSpec, path: Path) -> Any:
     for value in spec.values:
         if value.path[:depth] == path:
             leaves[value.path[depth:]] = decode_value(value.value)
-    inner = {c.path[depth:]: c.kind for c in spec.containers if c.path[:depth] == path}
+    inner = {c.path[depth:]: c for c in spec.containers if c.path[:depth] == path}
     return nested(inner, leaves) if () in inner else None
 
 

@@ -86,12 +86,11 @@ class TorchFramework:
         ties = tuple(
             (tree.paths[i], tree.paths[of]) for i, of in enumerate(aliases) if of is not None
         )
-        kinds = tuple((container.path, container.kind) for container in tree.containers)
         return self._outlines.find(
             [tree.leaves[i] for i in own],
             [tree.paths[i] for i in own],
             tree.containers,
-            (tree.paths, kinds, ties),
+            (tree.paths, tree.containers, ties),
             ties,
         )
 
