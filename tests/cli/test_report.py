@@ -19,6 +19,7 @@ CATEGORIES = {
     "restart",
     "blocked",
     "inflation",
+    "compiling",
     "waiting",
     "unknown",
 }

@@ -337,6 +337,16 @@ class Framework(Protocol):
         """
         ...
 
+    def watch_compilations(self, report: Callable[[float], None]) -> Callable[[], None]:
+        """Call `report` with the seconds of each compilation on this thread, when that has ended.
+
+        A framework that reports no compilations does nothing.
+
+        Returns:
+            What ends that; may be called again, and in a forked child.
+        """
+        ...
+
     def restoration(self, spec: CheckpointSpec, request: RestoreRequest) -> Restoration:
         """Prepare a state as `request` describes it.
 

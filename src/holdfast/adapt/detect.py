@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from holdfast.adapt.contract import (
@@ -80,6 +81,9 @@ class FrameworkOfFirstState:
     def __init__(self) -> None:
         self._found: Framework | None = None
         self._is_of_manager = False
+        self._report: Callable[[float], None] | None = None
+        """To be called with compilations, once the framework is found."""
+        self._end_watch: Callable[[], None] | None = None
 
     def processes(self) -> Processes:
         self._is_of_manager = True
@@ -90,6 +94,15 @@ class FrameworkOfFirstState:
 
     def outline(self, state: object) -> Outline:
         return self._of(state).outline(state)
+
+    def watch_compilations(self, report: Callable[[float], None]) -> Callable[[], None]:
+        self._report = report
+        return self._end_reports
+
+    def _end_reports(self) -> None:
+        self._report = None
+        if self._end_watch is not None:
+            self._end_watch()
 
     def restoration(self, spec: CheckpointSpec, request: RestoreRequest) -> Restoration:
         if request.like is None and self._found is None:
@@ -108,6 +121,8 @@ class FrameworkOfFirstState:
                     "was made, which therefore works for this process alone; start it before"
                 )
             self._found = framework
+            if self._report is not None:
+                self._end_watch = framework.watch_compilations(self._report)
         return self._found
 
 

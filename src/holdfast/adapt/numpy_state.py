@@ -53,6 +53,9 @@ class NumpyFramework:
     def outline(self, state: object) -> Outline:
         return self._outline(flatten(state, "save"))
 
+    def watch_compilations(self, report: Callable[[float], None]) -> Callable[[], None]:
+        return lambda: None  # NumPy compiles nothing.
+
     def restoration(self, spec: CheckpointSpec, request: RestoreRequest) -> Restoration:
         if request.like is None:
             return NestedRestoration(spec, request)

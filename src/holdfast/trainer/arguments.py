@@ -11,7 +11,7 @@ from holdfast.adapt.contract import ArraysOf, RestoreRequest
 from holdfast.errors import InvalidArgumentError, StepNotFoundError, StepOrderError
 from holdfast.format.names import STEP_MAX
 from holdfast.format.paths import NO_PREFIXES, PathPrefixes
-from holdfast.observe.events.schema import WAIT_REASONS
+from holdfast.observe.events.schema import TRAINING_WAITS
 from holdfast.policy.preservation_policy import (
     AnyPreservationPolicy,
     BestN,
@@ -71,16 +71,16 @@ def check_metrics(metrics: Mapping[str, float] | None) -> dict[str, float] | Non
 
 
 def check_wait_reason(reason: object) -> int:
-    """Return the position of a reason in `WAIT_REASONS`.
+    """Return the position of a reason in `TRAINING_WAITS`.
 
     Raises:
         InvalidArgumentError: It is none of them.
     """
     try:
-        return WAIT_REASONS.index(reason)
+        return TRAINING_WAITS.index(reason)
     except ValueError:
         raise InvalidArgumentError(
-            f"waiting: expected a reason out of {', '.join(map(repr, WAIT_REASONS))}, "
+            f"waiting: expected a reason out of {', '.join(map(repr, TRAINING_WAITS))}, "
             f"found {reason!r}"
         ) from None
 

@@ -236,6 +236,7 @@ class CheckpointManager:
                 lambda: (self._progress.outstanding() > 0, self._due_saves.is_stopping_alone()),
                 self._progress.report_error,
             )
+        held.end_watch = self._framework.watch_compilations(self._wait.add_compilation)
         self._session.start_watching(self._progress.pending)
 
     def __repr__(self) -> str:

@@ -54,6 +54,8 @@ class HeldResources:
     saver: Saver | None = None
     signals: PreemptionSignals | None = None
     own: UserPolicyThread | None = None
+    end_watch: Callable[[], None] | None = None
+    """Ends the reports of compilations."""
 
     def release(self, saver_secs: float) -> None:
         """Detach from the agent and end all threads; saves that are not sealed are abandoned.
@@ -61,6 +63,8 @@ class HeldResources:
         Args:
             saver_secs: How long to wait for the saver's thread.
         """
+        if self.end_watch is not None:
+            self.end_watch()
         if self.saver is not None:
             self.saver.close(saver_secs)
         if self.signals is not None:
@@ -194,6 +198,8 @@ class Lifetime:
         self._detach()
         self._on_end()
         held = self._held
+        if held.end_watch is not None:
+            held.end_watch()
         if held.signals is not None:
             held.signals.close()
         folder = Path(os.path.realpath(held.session.place.folder))

@@ -211,7 +211,7 @@ def test_cells_with_nonsense_are_ignored(rig: Rig) -> None:
 def test_a_seat_has_cache_lines_of_its_own(tmp_path: Path) -> None:
     control: ControlBlock = create_cells(tmp_path / "words")
     assert step_cell(1) - step_cell(0) == 24
-    assert len(WAIT_REASONS) == 3
+    assert len(WAIT_REASONS) == 4
     assert blocked_step_cell(0) < step_cell(1)
     assert len(control.cells) > blocked_cell(1015)
 
@@ -264,6 +264,27 @@ def test_waits_are_no_part_of_the_duration_of_a_step(rig: Rig) -> None:
     rig.tick(5.0)
     rig.tick(10.0)
     assert rig.found(StepProgress)[0].quiet == StepTimes(steps=1, secs=3.0, median_secs=3.0)
+
+
+def test_a_compilation_is_no_part_of_a_step_nor_of_the_cost_of_a_save(rig: Rig) -> None:
+    cells, waits = rig.control.cells, wait_cells(5)
+    rig.first(0, secs=0)
+    rig.step(0)
+    rig.tick(0.0)
+    for step in range(1, 12):
+        rig.step(step)
+        rig.tick(1.0)
+    cells[waits.before], cells[waits.step] = cells[waits.ended], 11
+    cells[waits.ended.start + WAIT_REASONS.index("compilation")] = int(30e9)
+    rig.tick(31.0, SEALING)
+    rig.step(12)
+    rig.tick(0.1)
+    rig.step(13)
+    rig.tick(10.0)
+    sealing_secs = sum(progress.sealing.secs for progress in rig.found(StepProgress))
+    assert sealing_secs < 1.2
+    (position,) = rig.found(StepProgress)[-1].ranks.values()
+    assert position.waiting_secs == {"compilation": 30.0}
 
 
 def test_a_run_that_goes_back_is_recorded_as_far_as_it_was(rig: Rig) -> None:

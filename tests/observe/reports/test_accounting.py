@@ -28,6 +28,7 @@ from holdfast.observe.events.schema import (
     TrainerLeft,
     TrainerLost,
 )
+from holdfast.observe.reports.advice import advise_run
 from holdfast.observe.reports.goodput import report_run
 from holdfast.observe.reports.model import RunReport
 from holdfast.observe.reports.page import page
@@ -127,6 +128,7 @@ def test_a_killed_run_is_divided_as_it_was_made() -> None:
         # 5 saves lengthened steps by 0.5 s, of which 1 s was blocked; 5 writes by 0.2 s.
         "inflation": 2.5,
         "waiting": 4,
+        "compiling": 0,
         "unknown": 0,
     }
     assert found.restart == {
@@ -141,6 +143,23 @@ def test_a_killed_run_is_divided_as_it_was_made() -> None:
     assert (failure.cause, failure.host, failure.steps_lost) == ("lost", "a", 10)
     assert (failure.secs_to_next_step, failure.source) == (11, "ram")
     assert [one.end for one in found.attempts] == ["lost", "closed"]
+
+
+def test_compilations_are_a_category_before_the_first_step_and_between_steps() -> None:
+    events = killed_once()
+    first, second = 2, 9
+    waits = {"compilation": 3.0}
+    events[first] = msgspec.structs.replace(events[first], waiting_secs=waits)
+    position = events[second].ranks[0]
+    later = msgspec.structs.replace(position, waiting_secs={"compilation": 8.0, "data": 1.0})
+    events[second] = msgspec.structs.replace(events[second], ranks={0: later})
+    found = report_run("run", events)
+    assert_exact(found)
+    assert found.categories["compiling"] == 3 + 8
+    assert found.waiting == {"data": 4 + 1}
+    assert found.categories["waiting"] == 5
+    assert found.restart["first_step"] == 4 + 3 - 3
+    assert any("JAX compiled for 11 s" in line for line in advise_run(found).observed)
 
 
 def went_back_after_a_kill() -> list[Event]:

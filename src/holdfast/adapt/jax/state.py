@@ -24,6 +24,7 @@ from holdfast.adapt.contract import (
     Snapshot,
 )
 from holdfast.adapt.jax import arrays as jax_arrays
+from holdfast.adapt.jax.compilation import watch_compilations
 from holdfast.adapt.jax.devices import JaxDevices
 from holdfast.adapt.jax.internals import check_internals
 from holdfast.adapt.jax.processes import JaxProcesses
@@ -66,6 +67,9 @@ class JaxFramework:
         values, structure = flatten(state)
         jax_arrays.check_usable(values, structure.paths, "save")
         return self._outline(values, structure)
+
+    def watch_compilations(self, report: Callable[[float], None]) -> Callable[[], None]:
+        return watch_compilations(report)
 
     def restoration(self, spec: CheckpointSpec, request: RestoreRequest) -> Restoration:
         if request.like is None:

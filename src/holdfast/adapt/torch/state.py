@@ -69,6 +69,9 @@ class TorchFramework:
         tree = flatten(state, "save")
         return self._outline(tree, tied(tree.leaves))
 
+    def watch_compilations(self, report: Callable[[float], None]) -> Callable[[], None]:
+        return lambda: None  # PyTorch has no public hook.
+
     def restoration(self, spec: CheckpointSpec, request: RestoreRequest) -> Restoration:
         if request.like is None:
             return NestedRestoration(spec, request, _tensor_of)

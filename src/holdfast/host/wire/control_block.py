@@ -123,9 +123,9 @@ def wait_cells(seat: int) -> WaitCells:
     return WaitCells(
         since=first + 7,
         reason=first + 8,
-        ended=slice(first + 9, first + 12),
-        before=slice(first + 12, first + 15),
-        step=first + 15,
+        ended=slice(first + 9, first + 13),
+        before=slice(first + 13, first + 17),
+        step=first + 17,
     )
 
 
@@ -134,12 +134,12 @@ def blocked_before_cell(seat: int) -> int:
 
     The trainer writes both before the first call that blocks after a step.
     """
-    return step_cell(seat) + 16
+    return step_cell(seat) + 18
 
 
 def blocked_step_cell(seat: int) -> int:
     """Return the index of the cell with the newest step before the newest blocking call there."""
-    return step_cell(seat) + 17
+    return step_cell(seat) + 19
 
 
 def reset_seat(cells: memoryview, seat: int) -> None:

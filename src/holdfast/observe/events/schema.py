@@ -23,7 +23,10 @@ from holdfast.format.names import ATTEMPT_MAX, PART_COUNT_MAX, STEP_MAX
 VERSION = 1
 UNSTAMPED = datetime.min.replace(tzinfo=UTC)
 """The time of an event that was not written yet; the writer replaces it."""
-WAIT_REASONS = ("data", "evaluation", "other")
+TRAINING_WAITS = ("data", "evaluation", "other")
+"""The reasons for which a training reports that it waits."""
+COMPILATION = "compilation"
+WAIT_REASONS = (*TRAINING_WAITS, COMPILATION)
 """What a training can report that it waits for."""
 SHOWN_MAX = 20
 """How many skipped checkpoints and bad copies an event lists."""
@@ -97,7 +100,7 @@ class RankPosition(msgspec.Struct, frozen=True, kw_only=True):
         blocked_after_secs: the part of it after that step.
         waiting_secs: how long the training had waited until that step, since the manager was
             opened, as it reported with `manager.waiting`, by reason (`data`, `evaluation`,
-            `other`).
+            `other`); with `compilation` how long JAX compiled otherwise.
         waiting_after_secs: how long it has waited after that step.
     """
 

@@ -12,6 +12,8 @@ from typing import Literal
 
 import msgspec
 
+from holdfast.observe.events.schema import WAIT_REASONS
+
 Kind = Literal["counter", "gauge", "histogram"]
 
 STEP_BOUNDS_SECS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
@@ -95,9 +97,10 @@ METRICS = {
     ),
     "holdfast_waiting_seconds_total": Metric(
         kind="counter",
-        text="Time for which the training has waited, as it reported.",
+        text="Time for which the training has waited, as it reported; with `compilation`, for "
+        "which JAX compiled.",
         label="reason",
-        values=("data", "evaluation", "other"),
+        values=WAIT_REASONS,
     ),
     "holdfast_checkpoint_age_seconds": Metric(
         kind="gauge",

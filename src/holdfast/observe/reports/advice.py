@@ -138,7 +138,7 @@ def advise_run(report: RunReport, mtbf_hours: float | None = None) -> RunAdvice:
         best_goodput=best,
         tiers=tiers,
         gains=_gains(measured, rates, best, tiers, restarts),
-        observed=_observed(hours, counts, restarts_secs, step_secs if steps else None, measured),
+        observed=_observed(report, counts, restarts_secs, step_secs if steps else None, measured),
         assumed=_assumed(
             rates, mtbf_hours, has_restarts=bool(restarts_secs), has_steps=bool(steps)
         ),
@@ -204,7 +204,7 @@ def _is_known(report: RunReport, name: str, notes: list[str]) -> bool:
 
 
 def _observed(
-    hours: float,
+    report: RunReport,
     counts: Mapping[str, int],
     restarts_secs: Sequence[float],
     step_secs: float | None,
@@ -212,7 +212,9 @@ def _observed(
 ) -> list[str]:
     """Return what the run has shown, a line each."""
     failures = [f"{counted(count, 'failure')} of {KIND_WORDS[k]}" for k, count in counts.items()]
-    lines = [f"{duration_text(hours * 3600)} of training, {', '.join(failures)}"]
+    lines = [f"{duration_text(report.wall_secs)} of training, {', '.join(failures)}"]
+    if report.categories["compiling"]:
+        lines.append(f"JAX compiled for {duration_text(report.categories['compiling'])} in all")
     if restarts_secs:
         text = duration_text(statistics.median(restarts_secs))
         lines.append(f"a restart took {text}, the median of {len(restarts_secs)}")

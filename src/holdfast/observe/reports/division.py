@@ -12,6 +12,7 @@ rounding.
 - `blocked`: `save`, `finish` and `close` blocked the training thread.
 - `inflation`: steps during a save or a write were longer than quiet ones (`policy.step_cost`).
 - `waiting`: the training reported that it waited.
+- `compiling`: the framework reported that it compiled, also before the first step.
 - `unknown`: no event explains it: after the last step of the run, and steps that took more than
   twice as long as the median of quiet ones allows.
 
@@ -25,7 +26,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from holdfast.observe.events.schema import ManagerOpened, StateRestored
+from holdfast.observe.events.schema import COMPILATION, ManagerOpened, StateRestored
 from holdfast.observe.reports.model import Micros
 from holdfast.observe.reports.traces import StepMark, Trace
 from holdfast.policy.step_cost import QUIET_COUNT_MIN
@@ -212,8 +213,7 @@ class _Division:
         room = _Room(max(0, (end_us or self._cursor_us) - self._cursor_us))
         waiting: Micros = {}
         if trace.marks:
-            after_us = trace.marks[-1].waiting_after_us
-            waiting = {reason: room.take("waiting", us) for reason, us in after_us.items()}
+            waiting = _take_waits(room, trace.marks[-1].waiting_after_us)
             room.take("blocked", trace.marks[-1].blocked_after_us)
         is_restart = successor is not None or not trace.marks
         parts = {"down": room.left_us} if is_restart else {}
@@ -221,13 +221,13 @@ class _Division:
         self._append(trace, end_us or self._cursor_us, room, restart=parts, waiting=waiting)
 
     def _wait(self, room: _Room, mark: StepMark) -> Micros:
-        """Assign the waits since the last counted mark; return them by reason."""
-        taken: Micros = {}
+        """Assign the waits since the last counted mark; return the reported ones by reason."""
+        waits: Micros = {}
         for reason, total_us in mark.waiting_us.items():
-            known_us = self._waited.get(reason, 0)
-            taken[reason] = room.take("waiting", total_us - known_us)
-            self._waited[reason] = max(total_us, known_us)
-        return taken
+            earlier_us = self._waited.get(reason, 0)
+            waits[reason] = total_us - earlier_us
+            self._waited[reason] = max(total_us, earlier_us)
+        return _take_waits(room, waits)
 
     def _blocked_since(self, mark: StepMark) -> int:
         blocked_us = mark.blocked_us - self._blocked_us
@@ -248,6 +248,14 @@ class _Division:
             )
         )
         self._cursor_us = end_us
+
+
+def _take_waits(room: _Room, waits: Micros) -> Micros:
+    """Assign waits; return those that the training has reported, by reason."""
+    room.take("compiling", waits.get(COMPILATION, 0))
+    return {
+        reason: room.take("waiting", us) for reason, us in waits.items() if reason != COMPILATION
+    }
 
 
 def _own_median(mark: StepMark, quiet_us: float | None) -> float | None:

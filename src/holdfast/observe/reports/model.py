@@ -18,6 +18,7 @@ CATEGORIES = (
     "blocked",
     "inflation",
     "waiting",
+    "compiling",
     "unknown",
 )
 """In the order in which they are shown."""

@@ -9,6 +9,7 @@ CATEGORY_WORDS = {
     "blocked": "blocked by saves",
     "inflation": "slower steps during saves",
     "waiting": "waiting, as reported",
+    "compiling": "compilation, as JAX reported it",
     "unknown": "unknown",
 }
 RESTART_WORDS = {
@@ -16,7 +17,7 @@ RESTART_WORDS = {
     "startup": "process start",
     "opening": "opening the run",
     "restore": "restore",
-    "first_step": "until the first step (compile)",
+    "first_step": "until the first step",
 }
 CAUSE_WORDS = {
     "lost": "process lost",

@@ -141,10 +141,7 @@ class AgentPlace:
     def begin_wait(self, reason: int, now_secs: float) -> None:
         """Publish that the training waits since `now_secs`, for a reason of `WAIT_REASONS`."""
         cells, waits = self.control.cells, self.waits
-        step = cells[self.step_cell]
-        if cells[waits.step] != step:
-            cells[waits.before] = cells[waits.ended]
-            cells[waits.step] = step
+        self._keep_waits()
         cells[waits.reason] = reason
         cells[waits.since] = int(now_secs * 1e9)
 
@@ -153,6 +150,19 @@ class AgentPlace:
         cells, waits = self.control.cells, self.waits
         cells[waits.since] = 0
         cells[waits.ended.start + reason] += int(secs * 1e9)
+
+    def add_wait(self, reason: int, secs: float) -> None:
+        """Publish a wait that has ended after the present step."""
+        self._keep_waits()
+        self.control.cells[self.waits.ended.start + reason] += int(secs * 1e9)
+
+    def _keep_waits(self) -> None:
+        """Keep the durations of the waits until the present step, before one after it is added."""
+        cells, waits = self.control.cells, self.waits
+        step = cells[self.step_cell]
+        if cells[waits.step] != step:
+            cells[waits.before] = cells[waits.ended]
+            cells[waits.step] = step
 
 
 class AgentSession:

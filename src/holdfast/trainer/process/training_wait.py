@@ -1,8 +1,12 @@
-"""Report the blocks of a training loop in which it waits, such as for its next batch."""
+"""Report the blocks of a training loop in which it waits, such as for its next batch.
+
+Compilations are reported as waits too, by the framework.
+"""
 
 from __future__ import annotations
 
 from holdfast.clock import Clock
+from holdfast.observe.events.schema import COMPILATION, WAIT_REASONS
 from holdfast.trainer import arguments
 from holdfast.trainer.opening.agent_session import AgentSession
 
@@ -26,7 +30,7 @@ class TrainingWait:
         self._began_secs = 0.0
 
     def of(self, reason: str) -> TrainingWait:
-        """Return the block to enter, for a reason of `WAIT_REASONS`; an inner block has no own.
+        """Return the block to enter, for a reason of `TRAINING_WAITS`; an inner block has no own.
 
         Raises:
             InvalidArgumentError: The reason is none of them.
@@ -35,6 +39,11 @@ class TrainingWait:
         if self._depth == 0:
             self._reason = position
         return self
+
+    def add_compilation(self, secs: float) -> None:
+        """Report a compilation that has just ended; within another wait it is a part of that."""
+        if self._depth == 0 and not self._session.is_closed:
+            self._session.place.add_wait(WAIT_REASONS.index(COMPILATION), secs)
 
     def __enter__(self) -> None:
         if self._depth == 0:
