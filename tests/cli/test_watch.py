@@ -65,7 +65,7 @@ def test_on_a_terminal_it_refreshes_until_it_is_interrupted(one_host: Host, trai
             break
     _, error = watching.communicate(timeout=20)
     os.close(ours)
-    assert (watching.returncode, error) == (0, b"")
+    assert (watching.returncode, error) == (130, b"\ninterrupted\n")
 
 
 def test_the_page_is_served_until_it_is_interrupted(one_host: Host, training: Path) -> None:
@@ -80,7 +80,7 @@ def test_the_page_is_served_until_it_is_interrupted(one_host: Host, training: Pa
         assert b'"headline":"training, 1 process"' in line
     server.send_signal(signal.SIGINT)
     _, error = server.communicate(timeout=20)
-    assert (server.returncode, error) == (0, "")
+    assert (server.returncode, error) == (130, "\ninterrupted\n")
 
 
 def test_the_address_of_the_page_is_a_document(one_host: Host, training: Path) -> None:
@@ -91,7 +91,7 @@ def test_the_address_of_the_page_is_a_document(one_host: Host, training: Path) -
     with urllib.request.urlopen(document["url"], timeout=10) as answered:
         assert b"<title>Holdfast</title>" in answered.read()
     server.send_signal(signal.SIGINT)
-    assert server.communicate(timeout=20) == ("", "")
+    assert server.communicate(timeout=20) == ("", "\ninterrupted\n")
 
 
 def test_another_address_than_loopback_needs_a_token(

@@ -299,7 +299,7 @@ def test_what_a_newer_attempt_left_behind_is_not_committed(
     else:
         has_begun = made.id.attempt.number <= len(origins)
         problem = FencedError if has_begun else StorageError
-        with pytest.raises(problem, match=r"stop its processes|files were removed"):
+        with pytest.raises(problem, match=r"stop its processes|put back .* nothing more"):
             check_not_fenced(durable, made.id)
     found = recover(durable, ())
     assert found.committed == ((made.id,) if may else ())

@@ -335,3 +335,19 @@ def test_memory_of_the_run_is_copied_and_not_borrowed(run_directory: Path) -> No
     own = LoneReader(is_outside=False)
     assert Restorer(framework, own, SystemClock()).newest(look, EVERYTHING) is not None
     assert len(framework.taken) == 1
+
+
+def test_a_link_to_nothing_is_named(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "gone")
+    for call in (holdfast.open_run, holdfast.load):
+        with pytest.raises(errors.StorageError, match=r"found a symbolic link to .*/gone, which"):
+            call(tmp_path / "link")
+
+
+def test_a_reader_of_a_replaced_directory_is_told_to_open_it_again(tmp_path: Path) -> None:
+    holdfast.save(tmp_path / "saved", {"w": np.ones(3)})
+    with holdfast.open_run(tmp_path / "saved") as run:
+        holdfast.save(tmp_path / "saved", {"w": np.zeros(3)}, overwrite=True)
+        with pytest.raises(errors.StorageError, match="open the run again") as caught:
+            run.restore()
+    assert "stop this process" not in str(caught.value)

@@ -317,6 +317,56 @@ def test_bad_options_are_refused_by_name(one_host: Host, tmp_path: Path) -> None
             saving.wait_until_finished(timeout_secs=-1)
 
 
+def test_bad_metrics_are_refused_at_the_first_step_that_has_some(
+    one_host: Host, tmp_path: Path
+) -> None:
+    seldom = save_decision_policy.FixedIntervalPolicy(1000)
+    with manager(tmp_path / "run", save_decision_policy=seldom, ram=None) as saving:
+        saving.save(0, STATE)
+        assert not saving.save(1, STATE)
+        with pytest.raises(errors.InvalidArgumentError, match=r"metrics\['loss'\].*found 'low'"):
+            saving.save(2, STATE, metrics={"loss": "low"})  # type: ignore[dict-item]
+        assert not saving.save(2, STATE, metrics={"loss": 0.5})
+        saving.finish(2, STATE)
+
+
+def test_errors_of_resume_name_it_and_propose_no_like(one_host: Host, tmp_path: Path) -> None:
+    with manager(tmp_path / "run") as saving:
+        saving.save(0, STATE)
+        saving.wait_until_finished()
+        with pytest.raises(errors.StructureMismatchError, match=r"^resume: ") as caught:
+            saving.resume(STATE | {"n": 2.5})
+        assert "like" not in str(caught.value)
+        with pytest.raises(errors.StructureMismatchError, match=r"(?s)^restore: .*like=None"):
+            saving.restore(like=STATE | {"n": 2.5})
+        with pytest.raises(errors.StructureMismatchError, match=r"^resume: .*partial"):
+            saving.resume(STATE, partial="wrong")
+        with pytest.raises(errors.InvalidArgumentError, match=r"^resume: .*state, found None"):
+            saving.resume(None)
+
+
+def test_a_failed_close_is_a_note_of_the_error_that_left_the_block(
+    one_host: Host, tmp_path: Path
+) -> None:
+    class StoppedError(Exception):
+        pass
+
+    def train() -> None:
+        with manager(tmp_path / "run", ram=None) as saving:
+            saving.save(0, STATE)
+            saving.wait_until_finished()
+            shutil.rmtree(tmp_path / "run")
+            with contextlib.suppress(errors.HoldfastError):
+                saving.save(1, STATE, force=True)
+            raise StoppedError
+
+    with pytest.raises(StoppedError) as caught:
+        train()
+    (note,) = caught.value.__notes__
+    assert note.startswith("holdfast: ")
+    assert "was deleted" in note
+
+
 def test_the_manifest_of_a_run_is_plain_json(tmp_path: Path) -> None:
     metrics = {"loss": float("nan"), "accuracy": 0.5}
     holdfast.save(tmp_path / "run", STATE, metrics=metrics)

@@ -15,10 +15,10 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 import holdfast
+from holdfast.environment import PROMETHEUS_VARIABLE
 from holdfast.errors import InvalidArgumentError
 from holdfast.observe.metrics.metric_families import METRICS
 from holdfast.policy.save_decision_policy import FixedIntervalPolicy
-from holdfast.trainer.options import PROMETHEUS_VARIABLE
 from tests.cli.command_line import answer
 from tests.hosts import Host, wait_until
 from tests.monitoring.test_prometheus import free_port
@@ -122,6 +122,14 @@ def test_metrics_that_cannot_be_served_are_a_warning_and_the_training_goes_on(
             tmp_path / "b", framework="numpy", network=holdfast.HostNetwork(prometheus_port=port)
         ) as other:
             assert other.save(0, {"w": np.zeros(3)})
+            out = subprocess.run(
+                [sys.executable, "-m", "holdfast", "stats", str(tmp_path / "b")],
+                env=one_host.environment,
+                capture_output=True,
+                text=True,
+            ).stdout
+            assert f"not served; serve metrics at 127.0.0.1, port {port}" in out
+            assert "set HostNetwork" not in out
     assert f"serves no metrics: serve metrics at 127.0.0.1, port {port}" in caplog.text
     assert "Address already in use" in caplog.text
 

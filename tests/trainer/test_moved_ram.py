@@ -12,12 +12,12 @@ from holdfast.adapt.contract import OwnProcess
 from holdfast.clock import SystemClock
 from holdfast.engine.lifecycle.identity import Finding
 from holdfast.engine.lifecycle.run import read_run_record
+from holdfast.environment import HOST_VARIABLE, RAM_VARIABLE
 from holdfast.errors import RunBusyError
 from holdfast.format.names import RUN_FILE
 from holdfast.format.records import RunRecord
 from holdfast.format.sealed import seal
 from holdfast.host.tiers.ram_place import PLACE, note_place, noted_place
-from holdfast.local_agent.place import HOST_VARIABLE, RAM_VARIABLE
 from holdfast.store.disk import DiskStore
 from holdfast.trainer.opening.moved_runs import find_with_ram
 from holdfast.trainer.opening.opening import open_run

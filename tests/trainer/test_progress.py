@@ -14,6 +14,7 @@ import pytest
 import holdfast
 from holdfast import preservation_policy, save_decision_policy
 from holdfast.clock import SystemClock
+from holdfast.engine.lifecycle.commit import NOTHING_SAVED
 from holdfast.errors import (
     FencedError,
     HoldfastError,
@@ -287,3 +288,13 @@ def test_a_save_that_is_accepted_after_the_end_of_saving_ends_with_an_error_too(
     assert progress.wait_finished(0)
     with pytest.raises(StorageError, match="it was deleted"):
         progress.raise_failure()
+
+
+def test_a_failure_that_lasts_does_not_say_that_training_may_continue() -> None:
+    for reason, may_continue in (("disk full", True), (f"put back: {NOTHING_SAVED}", False)):
+        progress = Progress(SystemClock())
+        progress.accept(FIRST, durable=True, by_step=True)
+        noticed(progress, "failed", reason=reason)
+        with pytest.raises(SaveFailedError) as caught:
+            progress.raise_failure()
+        assert ("Training may continue" in str(caught.value)) is may_continue

@@ -120,6 +120,24 @@ def test_what_a_save_policy_raises_is_reported_and_it_is_asked_again(error: Base
         wait_until(lambda: rig.session.calls)
 
 
+def test_a_policy_that_raises_at_every_step_is_named_and_logged_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    rig = Rig()
+    policy = Failing(RuntimeError("my own mistake"), left=3)
+    with rig.thread(UserPolicies(durable=policy, ram=None, preservation=None)) as thread:
+        for step in (1, 2, 3):
+            rig.publish(step, thread)
+            wait_until(lambda step=step: len(rig.errors) == step)
+    message = (
+        "evaluate the user's policies: Failing.should_save raised RuntimeError: my own mistake"
+    )
+    assert [str(error) for error in rig.errors] == [message] * 3
+    (record,) = [each for each in caplog.records if "my own mistake" in each.getMessage()]
+    assert record.getMessage() == message
+    assert record.exc_info is not None
+
+
 @pytest.mark.parametrize("error", RAISED, ids=lambda error: type(error).__name__)
 def test_what_a_preservation_policy_raises_keeps_all_and_it_is_asked_again(
     error: BaseException,
@@ -262,7 +280,7 @@ def test_a_policy_that_raises_costs_no_last_step(
         for step in range(6):
             manager.save(step, state)
         wait_until(lambda: manager._progress.has_failed)
-        with pytest.raises(HoldfastError, match="one raised ValueError"):
+        with pytest.raises(HoldfastError, match="should_save raised ValueError"):
             save_last(manager, state)
         # The step was saved, and the caller may repeat the call that has raised.
         assert repeat(manager, state)

@@ -205,6 +205,7 @@ class RestoreRequest:
             has with another shape or kind, is kept from `like`; one that `like` lacks is ignored.
         cast: whether arrays are converted to the dtypes of `like`.
         arrays: whose arrays are returned where there is no `like`.
+        call: the caller's name, for messages.
     """
 
     like: object = None
@@ -212,6 +213,7 @@ class RestoreRequest:
     partial: PathPrefixes = NO_PREFIXES
     cast: bool = False
     arrays: ArraysOf = ArraysOf.NUMPY
+    call: str = "restore"
 
     def wants(self, path: Path) -> bool:
         """Return whether `path` is in the part of the tree to read."""
@@ -228,7 +230,8 @@ class Restoration(Protocol):
     Attributes:
         targets: the buffers to fill.
         process_values: the paths of the objects in the state that keep a state of their own.
-        kept: the paths of the leaves of `like` that the checkpoint has no value for.
+        kept: the paths of the leaves of `like` that stay as they are, because the checkpoint lacks
+            them or has them in another shape or kind.
     """
 
     targets: Sequence[RestoreTarget]

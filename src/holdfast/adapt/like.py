@@ -30,6 +30,7 @@ from holdfast.format.records import ArraySpec, CheckpointSpec, Container
 from holdfast.format.values import decode_value
 from holdfast.quantities import counted
 
+KEPT_SHOWN_MAX = 5
 DIFFERENCES_SHOWN_MAX = 20
 NAMES_COMPARED_MAX = 200
 SIMILARITY_MIN = 0.75
@@ -138,15 +139,16 @@ class LikeRestoration:
         check_prefixes(spec, request)
         _check_partial(spec, like, request)
         self._spec, self._like, self._arrays = spec, like, arrays
+        self._request = request
         indices = spec.array_indices()
         comparison = _Comparison(spec, indices, like, request, arrays)
-        self.kept: Sequence[Path] = comparison.kept
+        self.kept: Sequence[Path] = [*comparison.kept]
         if self.kept:
             log.info(
                 "kept %s of the state given, which the checkpoint lacks or has with another shape "
                 "or kind: %s",
                 counted(len(self.kept), "leaf", "leaves"),
-                ", ".join(map(path_name, self.kept[:5])),
+                "; ".join(list(comparison.kept.values())[:KEPT_SHOWN_MAX]),
             )
         restored = comparison.restored
         self._casts = comparison.casts
@@ -204,7 +206,7 @@ class LikeRestoration:
         ]
         differing += self._like.differences(self._buffers)
         if differing:
-            raise_mismatch(differing)
+            raise_mismatch(differing, self._request)
 
     def finish(self, process_values: Mapping[Path, object]) -> object:
         restored = []
@@ -216,7 +218,7 @@ class LikeRestoration:
         self._arrays.complete_arrays()
         for path, leaf in zip(self._like.paths, self._like.leaves, strict=True):
             if path in process_values:
-                with leaves.object_errors(leaf, path, "restore"):
+                with leaves.object_errors(leaf, path, self._request.call):
                     leaves.give_state(leaf, process_values[path])
         return self._like.unflatten(restored)
 
@@ -242,8 +244,9 @@ def _check_partial(spec: CheckpointSpec, like: LikeState, request: RestoreReques
             f"{name} (there is {n})" if (n := _nearest(name, names)) else name for name in missing
         ]
         raise StructureMismatchError(
-            f"restore: expected something at {', '.join(near)} (partial=...), found nothing in "
-            "the checkpoint and in the state asked for; correct the path, or leave it out"
+            f"{request.call}: expected something at {', '.join(near)} (partial=...), found "
+            "nothing in the checkpoint and in the state asked for; correct the path, or leave it "
+            "out"
         )
 
 
@@ -252,7 +255,8 @@ class _Comparison:
 
     Attributes:
         restored: the paths whose values the checkpoint gives.
-        kept: the paths whose leaves are kept because the checkpoint has no such value.
+        kept: the paths whose leaves are kept because the checkpoint has no such value, each with
+            the difference.
         casts: the dtypes to convert to, by path.
 
     Raises:
@@ -269,7 +273,7 @@ class _Comparison:
     ) -> None:
         self._request, self._arrays = request, arrays
         self.restored: set[Path] = set()
-        self.kept: list[Path] = []
+        self.kept: dict[Path, str] = {}
         self.casts: dict[Path, str] = {}
         saved: dict[Path, ArrayType | str] = {
             path: _type_of_spec(spec.arrays[index]) for path, index in indices.items()
@@ -289,7 +293,7 @@ class _Comparison:
             and (difference := self._compare(path, leaf_of_path, saved.get(path))) is not None
         }
         if differences:
-            raise_mismatch(self._with_hints(differences, leaf_of_path, saved), _scope(request))
+            raise_mismatch(self._with_hints(differences, leaf_of_path, saved), request)
 
     @staticmethod
     def _with_hints(
@@ -338,7 +342,7 @@ class _Comparison:
         is_numpy = leaves.is_numpy(leaf)
         if isinstance(expected, ArrayType) and not is_numpy and not self._arrays.has_value(leaf):
             return f"{difference}; it cannot be kept, since the one given has no elements"
-        self.kept.append(path)
+        self.kept[path] = difference
         return None
 
     def _cast(
@@ -363,23 +367,21 @@ class _Comparison:
         return f"{type(leaf).__module__}.{type(leaf).__qualname__}"
 
 
-def raise_mismatch(differences: Sequence[str], scope: str = "") -> NoReturn:
-    """Raise a `StructureMismatchError` that lists the differences; `scope` limits the claim."""
+def raise_mismatch(differences: Sequence[str], request: RestoreRequest) -> NoReturn:
+    """Raise a `StructureMismatchError` that lists the differences."""
+    scope = "" if request.only is None else f" below {', '.join(request.only.names)}"
+    rest = "." if request.call == "resume" else ", or like=None for all that was saved."
     shown = differences[:DIFFERENCES_SHOWN_MAX]
     more = len(differences) - len(shown)
     raise StructureMismatchError(
-        f"restore: the state asked for differs from the checkpoint{scope} in "
+        f"{request.call}: the state asked for differs from the checkpoint{scope} in "
         f"{counted(len(differences), 'place')} (expected is what was asked for, found is "
         "what was saved):\n  "
         + "\n  ".join(shown)
         + (f"\n  and {more} more" if more else "")
-        + "\nPass a state of the saved structure, partial=... with the paths that may differ, or "
-        "like=None for all that was saved."
+        + "\nPass a state of the saved structure, or partial=... with the paths that may differ"
+        + rest
     )
-
-
-def _scope(request: RestoreRequest) -> str:
-    return "" if request.only is None else f" below {', '.join(request.only.names)}"
 
 
 def _nearest(name: str, others: Sequence[str]) -> str | None:

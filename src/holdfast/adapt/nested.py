@@ -141,8 +141,9 @@ def check_prefixes(spec: CheckpointSpec, request: RestoreRequest) -> None:
     if missing:
         top = sorted({path_name(path[:1]) for path in paths if path})
         raise StructureMismatchError(
-            f"restore: expected something at {', '.join(missing)} (only=...), found nothing; the "
-            f"checkpoint has {', '.join(top[:20])}{' and more' if len(top) > 20 else ''}"
+            f"{request.call}: expected something at {', '.join(missing)} (only=...), found "
+            f"nothing; the checkpoint has {', '.join(top[:20])}"
+            f"{' and more' if len(top) > 20 else ''}"
         )
 
 

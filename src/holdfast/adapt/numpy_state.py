@@ -59,9 +59,9 @@ class NumpyFramework:
     def restoration(self, spec: CheckpointSpec, request: RestoreRequest) -> Restoration:
         if request.like is None:
             return NestedRestoration(spec, request)
-        tree = flatten(request.like, "restore")
+        tree = flatten(request.like, request.call)
         for path, leaf in zip(tree.paths, tree.leaves, strict=True):
-            _refuse_foreign(leaf, "restore", path_name(path))
+            _refuse_foreign(leaf, request.call, path_name(path))
         like = LikeState(
             leaves=tree.leaves,
             paths=tree.paths,

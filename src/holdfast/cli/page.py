@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import socket
 import sys
@@ -14,13 +13,13 @@ import click
 
 from holdfast.cli import output
 from holdfast.clock import SystemClock
+from holdfast.environment import TOKEN_VARIABLE
 from holdfast.errors import StorageError
 from holdfast.host.wire.agents_here import asker
 from holdfast.observe.live.follower import RunFollower
 from holdfast.peers.config import LOOPBACK, listen
 from holdfast.trainer.opening.run_access import read_only
 
-TOKEN_VARIABLE = "HOLDFAST_PAGE_TOKEN"
 TOKEN_CHARS_MIN = 16
 LOOPBACKS = ("127.0.0.1", "::1", "localhost")
 
@@ -74,8 +73,7 @@ def page(
             webbrowser.open(url if token is None else f"{url}?token={token}")
 
     follower = RunFollower(run, asker(run), SystemClock())
-    with contextlib.suppress(KeyboardInterrupt):
-        asyncio.run(serve(follower, listener, token, on_ready))
+    asyncio.run(serve(follower, listener, token, on_ready))
 
 
 def _url(listener: socket.socket) -> str:

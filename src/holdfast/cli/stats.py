@@ -51,6 +51,7 @@ def stats(directory: str | None, file_name: str | None, as_json: bool) -> None:
                         "run": answer.run,
                         "host": answer.host,
                         "prometheus_url": agent.prometheus_url,
+                        "prometheus_problem": agent.prometheus_problem,
                         "stats": flat(answer),
                     }
                     for agent, answer in answers
@@ -65,7 +66,8 @@ def stats(directory: str | None, file_name: str | None, as_json: bool) -> None:
     for number, (agent, answer) in enumerate(answers):
         if number:
             output.print_line("")
-        served = agent.prometheus_url or "not served; set HostNetwork(prometheus_port=…)"
+        reason = agent.prometheus_problem or "set HostNetwork(prometheus_port=…)"
+        served = agent.prometheus_url or f"not served; {reason}"
         output.print_line(f"{answer.run} on {answer.host}: {served}")
         rows = [[name, f"{value:.6g}"] for name, value in flat(answer).items()]
         output.print_table([Column(""), Column("", "right")], rows)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import statistics
 from collections import deque
 from collections.abc import Sequence
@@ -55,10 +54,7 @@ def watch(directory: str, once: bool, as_json: bool) -> None:
     if once or not console.is_terminal:
         console.print(screen(_look(follower, lines).view, list(lines)[-LINES_SHOWN_MIN:], 0))
         return
-    with (
-        contextlib.suppress(KeyboardInterrupt),
-        Live(console=console, screen=True, auto_refresh=False) as live,
-    ):
+    with Live(console=console, screen=True, auto_refresh=False) as live:
         while True:
             view = _look(follower, lines).view
             live.update(_fitted(console, view, lines), refresh=True)

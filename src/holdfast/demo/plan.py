@@ -12,9 +12,9 @@ from pathlib import Path
 
 from holdfast.demo.failures import Failure
 from holdfast.demo.learner import FRAMEWORKS, TrainerOptions
-from holdfast.local_agent.place import HOST_VARIABLE, host_name
+from holdfast.environment import HOST_VARIABLE, INTERFACE_VARIABLE
+from holdfast.local_agent.place import host_name
 from holdfast.peers.config import LOOPBACK
-from holdfast.trainer.options import INTERFACE_VARIABLE
 
 HOSTS_MAX = 8
 """How many hosts one machine simulates at most."""

@@ -272,6 +272,7 @@ class Service:
             pulled_bytes=ram.pulled_bytes,
             waits_for=view.waits_for,
             prometheus_url=self._metrics_server.url,
+            prometheus_problem=self._metrics_server.problem,
             remote=self._agent.mirroring.upload_status(),
         )
 

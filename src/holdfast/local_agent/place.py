@@ -30,13 +30,11 @@ import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from holdfast.environment import HOST_VARIABLE, RAM_VARIABLE
 from holdfast.errors import StorageError
 from holdfast.store.file_lock import is_file_locked as is_file_locked
 from holdfast.store.memory_limit import memory_left_bytes as memory_left_bytes
 from holdfast.store.whole_file import replace_file as replace_file
-
-HOST_VARIABLE = "HOLDFAST_HOST"
-RAM_VARIABLE = "HOLDFAST_RAM"
 
 LOCK = "agent.lock"
 SOCKET = "agent.sock"

@@ -53,7 +53,7 @@ from holdfast.store.file_system import LOCAL, FileSystem
 from holdfast.store.fleeting_files import FleetingFiles
 from holdfast.store.free_names import UNFINISHED
 from holdfast.store.object_folder import ObjectFolder, make_folder
-from holdfast.store.run_directory import RunDirectory
+from holdfast.store.run_directory import RunDirectory, check_link
 
 STAGING_SIZE_BYTES = 4 * 1024 * 1024
 PIECE_SIZE_BYTES = 32 * 1024 * 1024
@@ -139,12 +139,7 @@ class DiskStore(Store):
         A crash during the creation of a run can leave an unfinished record and nothing else.
         """
         with translated("open", self.root):
-            if self.root.is_symlink() and not self.root.exists():
-                raise StorageError(
-                    f"open {self.root}: expected a directory, found a symbolic link to "
-                    f"{self.root.readlink()}, which does not exist; make that directory, or "
-                    "correct the link"
-                )
+            check_link(self.root)
             if not self.root.exists():
                 return True
             if not self.root.is_dir():

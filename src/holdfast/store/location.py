@@ -19,6 +19,7 @@ from pathlib import Path
 import xxhash
 
 from holdfast.clock import Clock
+from holdfast.environment import STATE_VARIABLE
 from holdfast.errors import InvalidArgumentError, StorageError
 from holdfast.format.names import EVENTS, RUN_FILE
 from holdfast.store.bucket_home import BucketHome
@@ -28,7 +29,6 @@ from holdfast.store.durable import DurableStore, RunHome
 from holdfast.store.file_system import LOCAL, FileSystem
 from holdfast.store.run_directory import RunDirectory
 
-STATE_VARIABLE = "HOLDFAST_STATE"
 _URL = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*)://(?P<rest>.*)", re.DOTALL)
 _ONE_SLASH = re.compile(r"(s3|gs|az):/(?!/)")
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,221}")

@@ -37,8 +37,10 @@ log = logging.getLogger(__name__)
 class RunDirectory:
     """One directory. Thread-safe. Bound at the first use that finds the directory."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, advice: str = "stop this process") -> None:
         self._path = path
+        self._advice = advice
+        """What to do once the directory is not the one at its path any more."""
         self._lock = threading.Lock()
         self._fd: int | None = None
         self._close: Callable[[], object] | None = None
@@ -168,12 +170,26 @@ class RunDirectory:
         if self.is_gone():
             event = "it was deleted, or moved to another file system"
             event += "; another one is there" if is_other else ""
-            advice = "stop this process"
+            advice = self._advice
         else:
             event = "its path leads to another directory" if is_other else "its path leads nowhere"
             event += ": it was replaced, or a file system was mounted or unmounted there"
-            advice = "mount it again and restart, or stop this process"
+            advice = f"mount it again and restart, or {self._advice}"
         return f"use the run's directory {self._path}: {event}; {advice}"
+
+
+def check_link(path: Path) -> None:
+    """Check that a path is no symbolic link to nothing.
+
+    Raises:
+        StorageError: It is one.
+        OSError: The link cannot be read.
+    """
+    if path.is_symlink() and not path.exists():
+        raise StorageError(
+            f"open {path}: expected a directory, found a symbolic link to {path.readlink()}, which "
+            "does not exist; make that directory, or correct the link"
+        )
 
 
 def _is_at(path: Path, state: os.stat_result) -> bool:

@@ -11,12 +11,12 @@ from datetime import datetime
 from pathlib import Path
 
 from holdfast.clock import Clock
+from holdfast.environment import RESTART_VARIABLE, SUPERVISED_VARIABLE
 from holdfast.supervise.command import ENDING, Child, Signals
 from holdfast.supervise.drain import Agents
 from holdfast.supervise.ends import EndCause, cause_of
-from holdfast.trainer.process.end_report import SUPERVISED_VARIABLE, reported_ends
+from holdfast.trainer.process.end_report import reported_ends
 
-RESTART_VARIABLE = "HOLDFAST_RESTART_COUNT"
 NOTICE_SECS = 0.25
 """How often to look for the agents of the command's processes."""
 BACKOFF_SECS_MAX = 10.0

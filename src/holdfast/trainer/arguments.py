@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import operator
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import NoReturn
 
 from holdfast.adapt.contract import ArraysOf, RestoreRequest
@@ -129,6 +130,18 @@ def check_request(
             "the checkpoint is compared, found none"
         )
     return RestoreRequest(like=like, only=prefixes, partial=allowed, cast=casts, arrays=arrays)
+
+
+def check_resume(state: object, only: object, partial: object, cast: object) -> RestoreRequest:
+    """Return what `resume` was asked for.
+
+    Raises:
+        InvalidArgumentError: A prefix is no string, or there is no state.
+    """
+    if state is None:
+        raise InvalidArgumentError("resume: expected the initial state, found None")
+    request = check_request(state, only, partial, cast, ArraysOf.EITHER)
+    return replace(request, call="resume")
 
 
 def _prefixes(name: str, given: object) -> PathPrefixes | None:

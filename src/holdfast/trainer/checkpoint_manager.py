@@ -20,7 +20,7 @@ from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any
 
-from holdfast import waits
+from holdfast import environment, waits
 from holdfast.adapt.contract import ArraysOf, Framework, RestoreRequest
 from holdfast.adapt.detect import find_framework
 from holdfast.clock import Clock, SystemClock, process_age_secs
@@ -135,9 +135,13 @@ class CheckpointManager:
         )
         self.last_restore = None
         self._error: BaseException | None = None
+        self._has_metrics = False
+        """Whether metrics were passed that could be saved."""
         self._framework = find_framework(framework)
         self._processes = self._framework.processes()
         terminal.set_log(process.terminal_lines, self._processes.rank, self._processes.count)
+        if self._processes.rank == 0:
+            environment.warn_unknown()
         self._rendezvous = Rendezvous(self._processes, self._clock)
         signals = process.preemption_signals
         self._signals = PreemptionSignals(signals, self._on_stop_signal, self._clock)
@@ -268,6 +272,7 @@ class CheckpointManager:
         except HoldfastError as own:
             # Raising this error would hide the one that ended the training.
             log.warning("the manager was closed after an error: %s", own)
+            error.add_note(f"holdfast: {own}")
 
     def save(
         self,
@@ -310,6 +315,10 @@ class CheckpointManager:
         control = place.control.cells
         if type(step) is not int or not steps.last < step <= steps.step_max:
             step = self._check_step(step, force)
+        if metrics is not None and not self._has_metrics:
+            # Later ones are checked where they are saved: that may wait for a device.
+            arguments.check_metrics(metrics)
+            self._has_metrics = True
         steps.last = control[place.step_cell] = step
         control[place.step_time_cell] = int(self._clock.monotonic() * 1e9)
         if self._meter is not None:
@@ -399,7 +408,7 @@ class CheckpointManager:
         After an error the run's position is unchanged.
         """
         self._lifetime.check_call("resume")
-        request = arguments.check_request(state, only, partial, cast, ArraysOf.EITHER)
+        request = arguments.check_resume(state, only, partial, cast)
         number = None if step is None else arguments.check_step(step)
         with self._patience.of("resume"):
             restored = self._read(number, request)

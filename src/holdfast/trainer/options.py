@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, field
 
 from holdfast.coordination.messages import NAME_CHARS_MAX
+from holdfast.environment import INTERFACE_VARIABLE, PROMETHEUS_VARIABLE
 from holdfast.errors import InvalidArgumentError
 from holdfast.host.wire.config import LINGER_SECS
 from holdfast.host.wire.protocol import MetricsAddress, RemoteRequest, TierPolicies
@@ -29,8 +30,6 @@ from holdfast.policy.save_decision_policy import (
 )
 from holdfast.store.location import RunLocation
 
-INTERFACE_VARIABLE = "HOLDFAST_INTERFACE"
-PROMETHEUS_VARIABLE = "HOLDFAST_PROMETHEUS_PORT"
 PORT_MAX = 65535
 
 NAME_SHOWN_MAX = 300

@@ -26,8 +26,8 @@ def like_restoration(spec: CheckpointSpec, request: RestoreRequest) -> LikeResto
         StructureMismatchError: it differs from what was saved.
         UnsupportedLeafError: it cannot be flattened, or has traced arrays or deleted keys.
     """
-    values, structure = flatten(request.like, "restore")
-    check_usable(values, structure.paths, "restore", keys_alone=True)
+    values, structure = flatten(request.like, request.call)
+    check_usable(values, structure.paths, request.call, keys_alone=True)
     like = LikeState(
         leaves=values,
         paths=structure.paths,

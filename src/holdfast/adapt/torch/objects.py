@@ -173,8 +173,8 @@ class ObjectState:
             difference = _difference_of_groups(own, saved, self.leaf.defaults)
             if difference is not None and not request.partial.covers(groups):
                 raise StructureMismatchError(
-                    f"restore {path_name(groups)}: expected {difference}; to start with a new "
-                    f"state of the optimizer, pass partial=[{path_name(path)!r}]"
+                    f"{request.call} {path_name(groups)}: expected {difference}; to start with a "
+                    f"new state of the optimizer, pass partial=[{path_name(path)!r}]"
                 )
             if difference is not None:
                 # Its state belongs to parameters by their numbers, which now are others.
@@ -257,8 +257,8 @@ class SparseState:
         for key in ("layout", "shape"):
             if own[key] != saved.get(key):
                 raise StructureMismatchError(
-                    f"restore {path_name(path)}: expected a sparse tensor of {key} {own[key]}, "
-                    f"found {saved.get(key)}"
+                    f"{request.call} {path_name(path)}: expected a sparse tensor of {key} "
+                    f"{own[key]}, found {saved.get(key)}"
                 )
         return {
             key: NewTensor(value.shape, value.dtype, None)

@@ -34,10 +34,10 @@ def filling(
         StructureMismatchError: it differs from what was saved.
         UnsupportedLeafError: it cannot be flattened, or has shards of processes of no such job.
     """
-    tree = flatten(request.like, "restore", Likeness(spec=spec, request=request))
+    tree = flatten(request.like, request.call, Likeness(spec=spec, request=request))
     for leaf, path in zip(tree.leaves, tree.paths, strict=True):
         if count is not None and tensors.is_tensor(leaf) and request.wants(path):
-            tensors.check_ranks(leaf, path, "restore", count)
+            tensors.check_ranks(leaf, path, request.call, count)
     firsts = tied(tree.leaves)
     # Of tied tensors one is looked at: the first one that is filled.
     to_fill: dict[int, tuple[Any, Path]] = {}

@@ -30,6 +30,12 @@ from holdfast.format.timeline import last_steps
 from holdfast.store.contract import ReadableStore, Store
 from holdfast.store.durable import DurableStore
 
+NOTHING_SAVED = (
+    "this training can save nothing more; stop it and start it again, which continues from the "
+    "newest checkpoint that is there"
+)
+"""Ends the reason of a failure that no later save is spared."""
+
 
 def read_part(
     store: ReadableStore, checkpoint: CheckpointId, rank: int, part_count: int
@@ -180,7 +186,8 @@ def check_not_fenced(durable: DurableStore, checkpoint: CheckpointId) -> None:
     if newest < checkpoint.attempt.number:
         raise ObjectNotFoundError(
             f"commit {checkpoint}: expected the record of attempt {checkpoint.attempt}, the newest "
-            f"is that of attempt {newest}; the run's files were removed"
+            f"is that of attempt {newest}; the run's files were removed, or put back to an earlier "
+            f"state: {NOTHING_SAVED}"
         )
     if checkpoint.step > last_steps(read_attempts(durable)).get(checkpoint.attempt, -1):
         raise FencedError(

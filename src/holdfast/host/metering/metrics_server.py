@@ -36,6 +36,8 @@ class MetricsServer:
         self._gather = gather
         self.url: str | None = None
         """Where metrics are served; None: nowhere."""
+        self.problem: str | None = None
+        """Why they are not served where a trainer asked for it; None: they are, or none did."""
         self._runner: web.AppRunner | None = None
         self._at: MetricsAddress | None = None
 
@@ -46,6 +48,7 @@ class MetricsServer:
         """
         if self._runner is not None and at == self._at:
             return None
+        self.problem = None
         try:
             await self._open(at)
         except HoldfastError as error:
@@ -54,6 +57,7 @@ class MetricsServer:
             reason = f"{error}; install holdfast-checkpoint[prometheus]"
         else:
             return None
+        self.problem = reason
         log.warning("serves no metrics: %s", reason)
         return f"the agent serves no metrics: {reason}"
 

@@ -17,6 +17,7 @@ from holdfast.coordination.rank_runs import ranks_text
 from holdfast.engine.lifecycle.attempts import newest_attempt
 from holdfast.engine.lifecycle.catalog import list_stores
 from holdfast.engine.reading.sources import readable
+from holdfast.environment import RAM_VARIABLE
 from holdfast.errors import (
     AgentUnavailableError,
     FencedError,
@@ -43,7 +44,6 @@ from holdfast.host.trainers.refusals import FORGOTTEN_JOB, is_like_one_job, refu
 from holdfast.host.wire import control_block, protocol
 from holdfast.host.wire.group_record import GroupRecord, TrainerProcess, process_start
 from holdfast.host.wire.protocol import Notice
-from holdfast.local_agent.place import RAM_VARIABLE
 from holdfast.observe.events.schema import (
     AttemptBranched,
     AttemptFenced,

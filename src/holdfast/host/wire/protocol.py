@@ -479,6 +479,7 @@ class AgentStatus(msgspec.Struct, frozen=True, kw_only=True):
         pulled_bytes: the bytes that it has copied from its peers' images.
         waits_for: what the trainers whose attempt has not begun wait for; empty if there are none.
         prometheus_url: where it serves metrics; None: it does not.
+        prometheus_problem: why it does not where a trainer asked for it; None: none did.
         remote: the run's remote tier; None if it has none.
     """
 
@@ -498,4 +499,5 @@ class AgentStatus(msgspec.Struct, frozen=True, kw_only=True):
     pulled_bytes: int = 0
     waits_for: str = ""
     prometheus_url: str | None = None
+    prometheus_problem: str | None = None
     remote: RemoteStatus | None = None

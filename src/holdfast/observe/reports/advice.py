@@ -246,7 +246,7 @@ def _assumed(
     if not has_restarts:
         lines.append(f"a restart takes {RESTART_SECS:.0f} s: none was observed")
     if not has_steps:
-        lines.append(f"a step takes {duration_text(STEP_SECS)}: too few were observed")
+        lines.append("an interval may be shorter than a step: too few quiet steps were observed")
     return lines
 
 

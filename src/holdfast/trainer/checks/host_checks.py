@@ -10,14 +10,14 @@ from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 
+from holdfast.environment import INTERFACE_VARIABLE, RAM_VARIABLE
 from holdfast.errors import HoldfastError
-from holdfast.local_agent.place import RAM_VARIABLE, host_name, make_root, roots
+from holdfast.local_agent.place import host_name, make_root, roots
 from holdfast.peers.config import LOOPBACK, listen
 from holdfast.quantities import size_text
 from holdfast.store.memory_limit import memory_left_bytes
 from holdfast.store.mounts import file_system_type
 from holdfast.trainer.checks.check_results import CheckResult, failed, noted, passed, warned
-from holdfast.trainer.options import INTERFACE_VARIABLE
 from holdfast.trainer.ranks.topology import checked_host
 
 PACKAGES = ("holdfast-checkpoint", "numpy", "jax", "torch", "obstore", "orbax-checkpoint")

@@ -19,15 +19,17 @@ from holdfast.errors import (
     ObjectNotFoundError,
     RunBusyError,
     StorageError,
+    translated,
 )
 from holdfast.format.names import CHECKPOINTS
 from holdfast.format.records import RunRecord
 from holdfast.local_agent.place import host_name
 from holdfast.observe.events.reader import EventReader
 from holdfast.store.contract import REMOTE
-from holdfast.store.durable import DurableStore
+from holdfast.store.durable import DurableStore, RunHome
 from holdfast.store.location import RunLocation, open_durable
 from holdfast.store.ram import RamStore
+from holdfast.store.run_directory import RunDirectory, check_link
 from holdfast.trainer.opening.moved_runs import find_with_ram
 from holdfast.trainer.opening.opening import open_run
 from holdfast.trainer.opening.ram_tier import foreign_checkpoints, ram_store
@@ -44,7 +46,7 @@ def read_only(place: str | os.PathLike[str]) -> ReadableRun:
     """
     clock = SystemClock()
     location = RunLocation.parse(place)
-    durable = open_durable(location.text, clock)
+    durable = open_durable(_home_to_read(location), clock)
     record = read_run(durable, location.text)
     is_copy = _is_copy(durable, record, clock)
     _warn_if_unfinished(location, record)
@@ -56,6 +58,14 @@ def read_only(place: str | os.PathLike[str]) -> ReadableRun:
         find_remote=lambda: None if is_copy else remote_of(durable, record.run_id, clock),
         is_copy=is_copy,
     )
+
+
+def _home_to_read(location: RunLocation) -> str | RunHome:
+    if location.is_url:
+        return location.text
+    with translated("open", location.folder):
+        check_link(location.folder)
+    return RunDirectory(location.folder, advice="open the run again")
 
 
 def _is_copy(durable: DurableStore, record: RunRecord, clock: Clock) -> bool:

@@ -20,9 +20,9 @@ from pathlib import Path
 
 import msgspec
 
+from holdfast.environment import SUPERVISED_VARIABLE
 from holdfast.format.json_codec import decode
 
-SUPERVISED_VARIABLE = "HOLDFAST_SUPERVISED"
 ERROR_CHARS_MAX = 500
 
 log = logging.getLogger(__name__)

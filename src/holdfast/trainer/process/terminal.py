@@ -17,6 +17,7 @@ import sys
 import threading
 from collections.abc import Iterator
 
+from holdfast.environment import LOG_VARIABLE
 from holdfast.host.wire.protocol import Detached
 from holdfast.quantities import secs_text, size_text
 from holdfast.store.location import RunLocation
@@ -24,7 +25,6 @@ from holdfast.trainer.opening.agent_session import AgentPlace
 from holdfast.trainer.options import RemoteTier
 from holdfast.trainer.restore.restoring import RestoreReport
 
-LOG_VARIABLE = "HOLDFAST_LOG"
 LEVELS = {
     "debug": logging.DEBUG,
     "info": logging.INFO,

@@ -12,9 +12,10 @@ import msgspec
 
 from holdfast.adapt.contract import Processes
 from holdfast.coordination.rank_runs import Runs, count_in, ranks_in, runs_of
+from holdfast.environment import HOST_VARIABLE
 from holdfast.errors import InvalidArgumentError
 from holdfast.format.json_codec import decode
-from holdfast.local_agent.place import HOST_VARIABLE, host_name
+from holdfast.local_agent.place import host_name
 from holdfast.trainer.options import HostNetwork, check_name
 from holdfast.trainer.ranks.rendezvous import Rendezvous, json_text
 

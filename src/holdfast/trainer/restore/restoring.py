@@ -38,6 +38,7 @@ from holdfast.format.names import STEP_MAX, CheckpointId
 from holdfast.format.paths import Path, path_name
 from holdfast.format.values import decode_value
 from holdfast.garbage import nothing_collected
+from holdfast.quantities import counted
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +63,8 @@ class RestoreReport:
         skipped: (step, attempt, reason) of each newer checkpoint that could not be restored.
         passed_over: Each bad copy, with the reason, for which another copy was read instead.
         left_out: The names of the objects whose states were saved but not requested.
-        kept: The names of the leaves that were kept from `like`, for lack of a saved value.
+        kept: The names of the leaves that were kept from `like`, because the checkpoint lacks them
+            or has them in another shape or kind.
         seconds: The time from the call to the restored state.
     """
 
@@ -240,7 +242,7 @@ class Restorer:
             if tried is None:
                 if skipped:
                     raise CheckpointDamagedError(
-                        "restore: none of the checkpoints can be read: "
+                        f"{request.call}: none of the checkpoints can be read: "
                         + "; ".join(f"step {step}: {reason}" for step, _, reason in skipped)
                     )
                 if good:
@@ -277,7 +279,9 @@ class Restorer:
         if tried.error is not None:
             raise tried.error
         if not good:
-            raise CheckpointDamagedError(f"restore step {step}: another process could not read it")
+            raise CheckpointDamagedError(
+                f"{request.call} step {step}: another process could not read it"
+            )
         return self._finish(tried, [], self.clock.monotonic() - started_secs)
 
     @contextmanager
@@ -404,10 +408,10 @@ def _check_processes(sources: CheckpointSources, paths: Sequence[Path], process_
     if paths and len(sources.parts) != process_count:
         step = sources.id.step
         raise StructureMismatchError(
-            f"restore step {step}: {len(paths)} objects with a state "
-            f"({', '.join(map(path_name, paths[:5]))}) were saved by {len(sources.parts)} "
-            f"processes, this job has {process_count}. Restore a state without these objects, with "
-            "their names as partial=..., and divide among them the states that "
+            f"restore step {step}: expected {counted(process_count, 'state')} of each "
+            f"object ({', '.join(map(path_name, paths[:5]))}), one for each process of this job, "
+            f"found {len(sources.parts)}. Restore a state without these objects, with their names "
+            "as partial=..., and divide among them the states that "
             f"process_values({step}) returns"
         )
 

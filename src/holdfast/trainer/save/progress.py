@@ -21,6 +21,7 @@ from typing import NamedTuple
 from holdfast import waits
 from holdfast.clock import Clock
 from holdfast.conditions import Condition
+from holdfast.engine.lifecycle.commit import NOTHING_SAVED
 from holdfast.errors import (
     FencedError,
     HoldfastError,
@@ -313,10 +314,9 @@ class Progress:
         with self._changed:
             save = self._remove(checkpoint)
             if save is not None:
-                message = (
-                    f"save step {checkpoint.step}: {outcome}: {reason}. Training may continue; "
-                    "later saves are attempted as usual"
-                )
+                message = f"save step {checkpoint.step}: {outcome}: {reason}"
+                if not reason.endswith(NOTHING_SAVED):
+                    message += ". Training may continue; later saves are attempted as usual"
                 self._failures.append(SaveFailedError(checkpoint.step, message))
                 self._has_failed = True
                 # Storage may fail for hours: only the first failure since a success is a warning.

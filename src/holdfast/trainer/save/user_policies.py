@@ -120,6 +120,8 @@ class UserPolicyThread:
         self._running: tuple[str, float] | None = None
         """The method of a policy that runs now, and since when. Written by the own thread."""
         self._warned: tuple[str, float] | None = None
+        self._failures: set[str] = set()
+        """The kinds of errors that were logged."""
         self._idle = threading.Lock()
         """Locked while there is nothing new; any thread releases it, the own one acquires it."""
         self._idle.acquire()
@@ -207,23 +209,36 @@ class UserPolicyThread:
         self._running = names, self._clock.monotonic()
         try:
             yield
+        except HoldfastError:
+            raise
+        except BaseException as error:
+            # The user's code runs here, so any exception is possible, `sys.exit` and a cancelled
+            # task among them; the trainer raises it, and the thread continues.
+            message = f"evaluate the user's policies: {names} raised {_text(error)}"
+            raise HoldfastError(message) from error
         finally:
             self._running = None
+
+    def _report(self, error: HoldfastError) -> None:
+        """Have the trainer raise an error, and log it, the first one of its kind with a traceback.
+
+        A policy may raise the same at every step.
+        """
+        cause = error.__cause__
+        kind = (
+            str(error) if cause is None else f"{str(error).partition(' raised ')[0]} {type(cause)}"
+        )
+        if kind not in self._failures:
+            self._failures.add(kind)
+            log.warning("%s", error, exc_info=cause)
+        self._on_error(error)
 
     def _act(self) -> None:
         try:
             self._ask_to_save()
             self._judge()
         except HoldfastError as error:
-            log.warning("evaluating the user's policies failed: %s", error)
-            self._on_error(error)
-        except BaseException as error:
-            # The user's code runs here, so any exception is possible, `sys.exit` and a cancelled
-            # task among them; the trainer raises it, and the thread continues.
-            self._on_error(
-                HoldfastError(f"evaluate the user's policies: one raised {_text(error)}")
-            )
-            log.warning("a user's policy failed", exc_info=True)
+            self._report(error)
         if self._unanswered is not None:
             # If the policy fails, all checkpoints are kept. The agent is answered only after the
             # error is queued, so that a wait for preservation raises it.
