@@ -120,6 +120,8 @@ class UserPolicyThread:
         self._running: tuple[str, float] | None = None
         """The method of a policy that runs now, and since when. Written by the own thread."""
         self._warned: tuple[str, float] | None = None
+        self._method = ""
+        """The method of a policy that was called last, of whichever policies."""
         self._failures: set[str] = set()
         """The kinds of errors that were logged."""
         self._idle = threading.Lock()
@@ -206,16 +208,9 @@ class UserPolicyThread:
         if isinstance(policy, AnySavePolicy | AnyPreservationPolicy):
             members = policy.policies
         names = " or ".join(f"{type(member).__name__}.{method}" for member in members)
-        self._running = names, self._clock.monotonic()
+        self._running, self._method = (names, self._clock.monotonic()), names
         try:
             yield
-        except HoldfastError:
-            raise
-        except BaseException as error:
-            # The user's code runs here, so any exception is possible, `sys.exit` and a cancelled
-            # task among them; the trainer raises it, and the thread continues.
-            message = f"evaluate the user's policies: {names} raised {_text(error)}"
-            raise HoldfastError(message) from error
         finally:
             self._running = None
 
@@ -239,6 +234,14 @@ class UserPolicyThread:
             self._judge()
         except HoldfastError as error:
             self._report(error)
+        except BaseException as error:
+            # The user's code runs here, so any exception is possible, `sys.exit` and a cancelled
+            # task among them; the trainer raises it, and the thread continues.
+            failure = HoldfastError(
+                f"evaluate the user's policies: {self._method} raised {_text(error)}"
+            )
+            failure.__cause__ = error
+            self._report(failure)
         if self._unanswered is not None:
             # If the policy fails, all checkpoints are kept. The agent is answered only after the
             # error is queued, so that a wait for preservation raises it.
