@@ -18,6 +18,7 @@ from holdfast.observe.reports.words import (
     CAUSE_WORDS,
     TIER_WORDS,
     duration_text,
+    goodput_text,
     share_text,
 )
 from holdfast.store.named_file import check_file_name
@@ -86,7 +87,7 @@ def _print(run_report: RunReport) -> None:
     else:
         attempts, failures = len(run_report.attempts), len(run_report.failures)
         output.print_line(
-            f"{run_report.run}: goodput {share_text(run_report.goodput)} of "
+            f"{run_report.run}: goodput {goodput_text(run_report.goodput)} of "
             f"{duration_text(run_report.wall_secs)}; {counted(run_report.steps, 'step')}, "
             f"{counted(attempts, 'attempt')}, {counted(failures, 'failure')}"
         )

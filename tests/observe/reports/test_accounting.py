@@ -162,6 +162,14 @@ def test_compilations_are_a_category_before_the_first_step_and_between_steps() -
     assert any("JAX compiled for 11 s" in line for line in advise_run(found).observed)
 
 
+def test_a_report_of_the_first_seconds_has_no_goodput_yet() -> None:
+    found = report_run("run", killed_once()[:3])
+    assert found.goodput == 0
+    text = page([found]).decode()
+    assert "<dd>–</dd>" in text
+    assert "<dd>0.0 %</dd>" not in text
+
+
 def went_back_after_a_kill() -> list[Event]:
     """Killed after step 39 with checkpoint 34; the restart opens there and goes back to step 20."""
     return [

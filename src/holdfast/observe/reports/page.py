@@ -19,6 +19,7 @@ from holdfast.observe.reports.words import (
     RESTART_WORDS,
     TIER_WORDS,
     duration_text,
+    goodput_text,
     share_text,
 )
 from holdfast.quantities import size_text
@@ -90,7 +91,7 @@ def _add_summary(main: Element, report: RunReport) -> None:
     assert report.started is not None
     lost = sum(failure.steps_lost or 0 for failure in report.failures)
     for title, value in (
-        ("goodput", share_text(report.goodput)),
+        ("goodput", goodput_text(report.goodput)),
         ("time", duration_text(report.wall_secs)),
         ("steps", f"{report.steps:,}"),
         ("failures", str(len(report.failures))),

@@ -9,7 +9,7 @@ CATEGORY_WORDS = {
     "blocked": "blocked by saves",
     "inflation": "slower steps during saves",
     "waiting": "waiting, as reported",
-    "compiling": "compilation, as JAX reported it",
+    "compiling": "compilation (JAX)",
     "unknown": "unknown",
 }
 RESTART_WORDS = {
@@ -48,6 +48,11 @@ def duration_text(secs: float) -> str:
 def tick_text(secs: float) -> str:
     """Return a round duration, such as that of an axis' tick, without a part that is zero."""
     return duration_text(secs).removesuffix(" 0 s").removesuffix(" 0 min").removesuffix(" 0 h")
+
+
+def goodput_text(goodput: float) -> str:
+    """Return a goodput in percent; a dash before the duration of any step is known."""
+    return share_text(goodput) if goodput else "–"
 
 
 def share_text(share: float) -> str:
