@@ -15,9 +15,9 @@ PROGRAM = """
 import sys, time
 import numpy as np
 import holdfast
-from holdfast.save_decision_policy import FixedIntervalPolicy
+from holdfast import save_decision_policy
 
-policy = FixedIntervalPolicy(1_000_000)
+policy = save_decision_policy.FixedIntervalPolicy(1_000_000)
 with holdfast.CheckpointManager(
     sys.argv[1], framework="numpy", save_decision_policy=policy
 ) as manager:
