@@ -35,8 +35,6 @@ VARIABLES = (
     SUPERVISED_VARIABLE,
     TOKEN_VARIABLE,
 )
-OF_TESTS = ("HOLDFAST_AXLEARN", "HOLDFAST_MAXTEXT", "HOLDFAST_MODEL_SEED", "HOLDFAST_SCHEDULE")
-"""Variables of the project's own tests."""
 _OF_KUBERNETES = re.compile(r"\w+_SERVICE_(HOST|PORT)(_\w+)?|\w+_PORT_[0-9]+_\w+")
 """Variables that Kubernetes sets in each container for a service named holdfast."""
 
@@ -49,7 +47,7 @@ def unknown_variables(environment: Mapping[str, str]) -> dict[str, str | None]:
         name
         for name, value in environment.items()
         if name.startswith(PREFIX)
-        and name not in (*VARIABLES, *OF_TESTS)
+        and name not in VARIABLES
         and not _OF_KUBERNETES.fullmatch(name)
         and "://" not in value
     ]
