@@ -1,6 +1,6 @@
 """Restore without a `like`: nested dicts, lists and tuples of arrays and values.
 
-See docs/decisions/0063.
+See docs/decisions/0052.
 """
 
 from __future__ import annotations

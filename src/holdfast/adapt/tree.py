@@ -5,7 +5,7 @@ that JAX gives the same tree, so that a state saved without JAX is restored with
 way round. So leaves are in the ascending order of keys; dicts that are built again have their own.
 Nodes of other types are leaves, unless the caller expands them to a subtree.
 
-See docs/decisions/0063.
+See docs/decisions/0052.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
 that any host that finds all parts can write the manifest; the manifest is the spec and the digests
 of the part records. Per-process values are in the part records only.
 
-See docs/decisions/0063.
+See docs/decisions/0052.
 """
 
 from __future__ import annotations
