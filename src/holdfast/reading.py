@@ -31,10 +31,21 @@ from holdfast.adapt.casts import can_cast, converted
 from holdfast.adapt.contract import EVERYTHING
 from holdfast.adapt.nested import tree_of
 from holdfast.engine.reading.restore import fill_targets
+from holdfast.engine.reading.run import ReadableRun
 from holdfast.engine.reading.sources import CheckpointSources
-from holdfast.errors import InvalidArgumentError, StructureMismatchError
+from holdfast.engine.reading.view import View, read_step
+from holdfast.errors import (
+    CheckpointDamagedError,
+    HoldfastError,
+    InvalidArgumentError,
+    StepNotFoundError,
+    StepUncommittedError,
+    StorageError,
+    StructureMismatchError,
+)
 from holdfast.format.dtypes import numpy_dtype, safetensors_dtype
 from holdfast.format.grid import Region, region_shape
+from holdfast.format.names import CheckpointId
 from holdfast.format.paths import Path, path_name
 from holdfast.format.placement import RestoreTarget
 from holdfast.format.records import ArraySpec
@@ -117,12 +128,14 @@ class Checkpoint:
     """A checkpoint that can be read, from `open_checkpoint`. Threads may share it.
 
     It holds nothing open: files are opened while they are read. If the run removes the checkpoint
-    meanwhile, `fill` raises.
+    meanwhile, `fill` raises. What is damaged in the run's directory is read from its remote tier,
+    if it has one.
     """
 
-    def __init__(self, sources: CheckpointSources) -> None:
-        self._sources = sources
-        self._indices = sources.spec.array_indices()
+    def __init__(self, run: ReadableRun, step: int) -> None:
+        self._look = run.look_for(step)
+        self._sources = read_step(self._look, step, View.sources)
+        self._indices = self._sources.spec.array_indices()
 
     @property
     def step(self) -> int:
@@ -156,7 +169,28 @@ class Checkpoint:
             CheckpointDamagedError: a needed block has no intact copy. The buffers are undefined.
             StorageError: likewise, if the last copy could not be read.
         """
-        fill_targets(self._sources, [self._checked(target) for target in targets])
+        checked = [self._checked(target) for target in targets]
+        try:
+            fill_targets(self._sources, checked)
+        except (CheckpointDamagedError, StorageError) as error:
+            self._sources = self._fill_again(checked, error)
+
+    def _fill_again(
+        self, targets: Sequence[RestoreTarget], error: HoldfastError
+    ) -> CheckpointSources:
+        """Fill from the copies that a new listing has, and return these; raise `error` at worst."""
+
+        def fill(view: View, checkpoint: CheckpointId) -> CheckpointSources:
+            if checkpoint != self._sources.id:
+                raise error
+            sources = view.sources(checkpoint)
+            fill_targets(sources, targets)
+            return sources
+
+        try:
+            return read_step(self._look, self.step, fill)
+        except (StepNotFoundError, StepUncommittedError):
+            raise error from None
 
     def tree(self, arrays: Mapping[Path, Any]) -> Any:
         """Return the saved tree as nested dicts, lists and tuples, with these arrays in it.
@@ -223,7 +257,7 @@ def open_checkpoint(directory: str | os.PathLike[str], step: int) -> Checkpoint:
         StepNotFoundError, StepUncommittedError, CheckpointDamagedError: the step.
         StorageError: the run cannot be read.
     """
-    return Checkpoint(read_only(directory).find_sources(step))
+    return Checkpoint(read_only(directory), step)
 
 
 def _stored(array: ArraySpec, path: Path) -> StoredArray:

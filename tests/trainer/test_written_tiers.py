@@ -7,7 +7,9 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 import holdfast
 from holdfast.cli.main import main
@@ -18,13 +20,16 @@ from holdfast.errors import (
     InvalidArgumentError,
     NotARunError,
     StepNotFoundError,
+    StorageError,
 )
+from holdfast.reading import FillTarget, open_checkpoint
 from holdfast.trainer.run_copies import copy_run
 from tests.attempts import folder_of
 from tests.engine.making import flip_bit
 from tests.hosts import Host
 from tests.manifests import manifest_path
 from tests.trainer.tiers import steps_in
+from tests.trainer.two_tier_trainer import state_of
 from tests.trainer.written_tiers import WrittenTiers, opened, train_alone
 
 
@@ -243,13 +248,9 @@ def test_a_copy_does_not_use_the_remote_tier_of_the_original(
 # Readers and commands.
 
 
-@pytest.mark.parametrize("harm", ["bytes", "image", "record", "folder", "manifest"])
-@pytest.mark.parametrize("step", [0, 1])
-def test_a_step_that_is_damaged_in_the_directory_is_read_from_the_remote_tier(
-    tiers: WrittenTiers, harm: str, step: int
-) -> None:
-    tiers.train(0, 1)
-    folder, manifest = folder_of(tiers.fast, step), manifest_path(tiers.fast, step)
+def harm_step(place: Path, step: int, harm: str) -> None:
+    """Damage a step in one tier."""
+    folder, manifest = folder_of(place, step), manifest_path(place, step)
     harms: dict[str, Callable[[], object]] = {
         "bytes": lambda: flip_bit(next(folder.glob("image-*")), 200_000 * 8),
         "image": lambda: next(folder.glob("image-*")).unlink(),
@@ -258,6 +259,18 @@ def test_a_step_that_is_damaged_in_the_directory_is_read_from_the_remote_tier(
         "manifest": lambda: flip_bit(manifest, 99),
     }
     harms[harm]()
+
+
+HARMS = ["bytes", "image", "record", "folder", "manifest"]
+
+
+@pytest.mark.parametrize("harm", HARMS)
+@pytest.mark.parametrize("step", [0, 1])
+def test_a_step_that_is_damaged_in_the_directory_is_read_from_the_remote_tier(
+    tiers: WrittenTiers, harm: str, step: int
+) -> None:
+    tiers.train(0, 1)
+    harm_step(tiers.fast, step, harm)
     assert newest_step(tiers) == 1
     with holdfast.open_run(tiers.fast) as run:
         assert (run.restore(step)["w"] == step).all()
@@ -266,6 +279,65 @@ def test_a_step_that_is_damaged_in_the_directory_is_read_from_the_remote_tier(
         shutil.rmtree(tiers.remote)
         with pytest.raises(CheckpointDamagedError):
             run.restore(step)
+
+
+@pytest.mark.parametrize("harm", HARMS)
+def test_ls_lists_a_step_as_damaged_only_if_no_tier_has_it_intact(
+    tiers: WrittenTiers, harm: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def listed() -> tuple[int, str, str]:
+        capsys.readouterr()
+        assert main(["ls", str(tiers.fast), "--json"]) == 0
+        document = json.loads(capsys.readouterr().out)
+        row = document["checkpoints"][-1]
+        return document["latest_step"], row["state"], row["problem"] or ""
+
+    tiers.train(0, 1)
+    harm_step(tiers.fast, 1, harm)
+    step, state, problem = listed()
+    assert (step, state) == (1, "committed")
+    if harm == "bytes":
+        # Images are not read.
+        assert problem == ""
+        return
+    assert problem.startswith("a copy is damaged, another tier's is intact; durable: ")
+    harm_step(tiers.remote, 1, harm)
+    step, state, problem = listed()
+    assert (step, state) == (0, "damaged")
+    assert "another tier" not in problem
+
+
+@pytest.mark.parametrize("harm", HARMS)
+@pytest.mark.parametrize("steps", [(), (1,)])
+def test_a_copy_reads_what_is_damaged_in_the_directory_from_the_remote_tier(
+    tiers: WrittenTiers, tmp_path: Path, harm: str, steps: tuple[int, ...]
+) -> None:
+    tiers.train(0, 1)
+    harm_step(tiers.fast, 1, harm)
+    copy = tmp_path / "copy"
+    assert copy_run(tiers.fast, copy, steps).copied == (steps or (0, 1))
+    assert main(["verify", str(copy)]) == 0
+    shutil.rmtree(tiers.remote)
+    with pytest.raises(CheckpointDamagedError):
+        copy_run(tiers.fast, tmp_path / "second", steps)
+
+
+@pytest.mark.parametrize("harm", HARMS)
+def test_an_export_reads_what_is_damaged_in_the_directory_from_the_remote_tier(
+    tiers: WrittenTiers, tmp_path: Path, harm: str
+) -> None:
+    tiers.train(0, 1)
+    harm_step(tiers.fast, 1, harm)
+    assert main(["export", str(tiers.fast), "1", "--hf", str(tmp_path / "hf")]) == 0
+    weights = load_file(tmp_path / "hf" / "model.safetensors")
+    assert all(np.array_equal(weights[name], array) for name, array in state_of(1).items())
+    checkpoint = open_checkpoint(tiers.remote, 1)
+    shutil.rmtree(tiers.remote)
+    assert main(["export", str(tiers.fast), "1", "--hf", str(tmp_path / "second")]) == 1
+    frozen = checkpoint.arrays["frozen",]
+    target = FillTarget(frozen.path, frozen.region, np.empty(frozen.shape, frozen.numpy_dtype))
+    with pytest.raises((CheckpointDamagedError, StorageError)):
+        checkpoint.fill([target])
 
 
 def test_the_newest_step_that_any_tier_has_intact_is_found_after_damage_in_both(
@@ -308,7 +380,7 @@ def test_a_step_that_only_the_remote_tier_has_is_read_copied_and_removed_from_th
     assert main(["verify", str(tiers.fast)]) == 0
     assert f"holdfast verify {tiers.remote}" in capsys.readouterr().err
     assert main(["copy", str(tiers.fast), str(tmp_path / "copy")]) == 0
-    assert f"{tiers.remote} was not read" in capsys.readouterr().err
+    assert f"{tiers.remote} alone has were not copied" in capsys.readouterr().err
     assert main(["copy", str(tiers.fast), str(tmp_path / "copy"), "0", "1"]) == 0
     assert steps_in(tmp_path / "copy") == [0, 1, 2]
     assert main(["verify", str(tmp_path / "copy")]) == 0

@@ -20,8 +20,8 @@ def copy(directory: str, target: str, steps: tuple[int, ...], as_json: bool) -> 
 
     DIR and TARGET are directories or URLs of buckets. Every digest is checked. The same command
     continues an interrupted copy. TARGET is opened and trained as a run of its own. Checkpoints of
-    abandoned branches, events and logs are not copied. A STEP that DIR lacks is copied from its
-    remote tier.
+    abandoned branches, events and logs are not copied. What DIR has damaged, and a STEP that
+    it lacks, is copied from its remote tier.
     """
     size_bytes = 0
     with output.stderr().status(f"copying to {target}") as status:
@@ -34,8 +34,8 @@ def copy(directory: str, target: str, steps: tuple[int, ...], as_json: bool) -> 
         done = copy_run(directory, target, steps, show)
     if done.unread_remote is not None:
         output.note(
-            f"the run's remote tier {done.unread_remote} was not read; to copy steps that it alone "
-            "has (`holdfast ls` shows them), give them as STEPs"
+            f"steps that the run's remote tier {done.unread_remote} alone has were not copied; "
+            "give them as STEPs (`holdfast ls` shows them)"
         )
     if as_json:
         output.print_json(

@@ -151,8 +151,9 @@ def _print(inventory: Inventory) -> None:
     output.print_table(columns, [_cells(row)[: len(columns)] for row in inventory.rows])
     for row in inventory.rows:
         if row.problem is not None:
+            style = "red" if row.state is State.DAMAGED else "yellow"
             output.print_line(
-                Text(f"step {row.id.step}, attempt {row.id.attempt}: {row.problem}", "red")
+                Text(f"step {row.id.step}, attempt {row.id.attempt}: {row.problem}", style)
             )
     hidden = inventory.count - len(inventory.rows)
     total = size_text(sum(row.written_bytes for row in inventory.rows))

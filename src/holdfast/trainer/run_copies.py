@@ -8,6 +8,7 @@ Until the last checkpoint is copied, the record says so, and the target is not o
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +16,7 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from holdfast.clock import Clock, SystemClock
+from holdfast.clock import SystemClock
 from holdfast.engine.lifecycle.attempts import newest_tier
 from holdfast.engine.lifecycle.catalog import list_folder, list_stores
 from holdfast.engine.lifecycle.commit import is_committed
@@ -24,14 +25,18 @@ from holdfast.engine.reading.sources import CheckpointSources, PartSource, find_
 from holdfast.engine.reading.view import LISTINGS_MAX, View, view_of
 from holdfast.engine.tiers.checkpoint_copy import commit_copy, copy_part_once
 from holdfast.errors import (
+    CheckpointDamagedError,
     HoldfastError,
     InvalidArgumentError,
     NotARunError,
     ObjectNotFoundError,
+    OutOfSpaceError,
     StepNotFoundError,
     StorageError,
 )
 from holdfast.format.names import ATTEMPTS, CheckpointId, manifest_key
+from holdfast.format.records import Manifest
+from holdfast.format.sealed import unseal
 from holdfast.store.contract import ReadableStore, Store
 from holdfast.store.durable import DurableStore
 from holdfast.store.location import RunLocation, open_durable
@@ -39,6 +44,8 @@ from holdfast.trainer.opening.opening import end_copy, open_copy
 from holdfast.trainer.opening.run_access import remote_of
 
 PARTS_AT_ONCE = 4
+
+log = logging.getLogger(__name__)
 
 Progress = Callable[[int, int], None]
 """Called with the step and the bytes of each part that was copied."""
@@ -48,8 +55,8 @@ Progress = Callable[[int, int], None]
 class CopiedSteps:
     """The steps that a copy has written, those that the target had, and those deleted meanwhile.
 
-    `unread_remote` is the remote tier of the source, which may have further steps; None: there is
-    none, or the steps were given.
+    `unread_remote` is the remote tier of the source, which may have further steps that were not
+    copied; None: there is none, or the steps were given.
     """
 
     copied: tuple[int, ...]
@@ -72,14 +79,16 @@ def copy_run(
         source: A path or a URL.
         target: A path or a URL: a new one, or that of an unfinished copy of this run.
         steps: The steps to copy, of which those that `source` lacks are read from its remote tier;
-            all of `source` if it is empty.
+            all of `source` if it is empty. What is damaged in `source` is read from its remote tier
+            in either case.
         progress: Called with the step and the bytes of each part that was copied.
 
     Raises:
         NotARunError: The source is no run, or the target is another one.
         StepNotFoundError: A given step has no committed checkpoint, or was deleted meanwhile; no
             step is given, and all that were listed were deleted, `LISTINGS_MAX` times.
-        CheckpointDamagedError: A checkpoint of the source; those before it are copied.
+        CheckpointDamagedError: A checkpoint of the source, in its remote tier too if it has one;
+            those before it are copied.
         StorageError, NewerFormatError, InvalidArgumentError: A place.
     """
     clock = SystemClock()
@@ -101,12 +110,13 @@ def copy_run(
     if record.place is None:
         # Without a place the copy would be taken for the run itself.
         record = msgspec.structs.replace(record, place=durable.home.recorded_place())
-    stores, view = _sources_of(durable, steps, record.run_id, clock)
+    tiers = _Tiers(durable, lambda: remote_of(durable, record.run_id, clock))
+    view = tiers.load_view(steps)
     checkpoints = [view.find(step) for step in sorted(set(steps))] if steps else [*view.timeline]
     written = open_copy(target, record, clock)
     deleted: list[int] = []
     for _ in range(LISTINGS_MAX):
-        done = _copy_listed(stores, written, checkpoints, progress, record.run_id)
+        done = _copy_listed(tiers, written, checkpoints, progress, record.run_id)
         deleted += [step for step in done.deleted if step not in deleted]
         shown = ", ".join(map(str, deleted[-10:]))
         if steps and deleted:
@@ -124,28 +134,51 @@ def copy_run(
     )
 
 
-def _sources_of(
-    durable: DurableStore, steps: Sequence[int], run_id: str, clock: Clock
-) -> tuple[list[DurableStore], View]:
-    """Return the stores to copy from, and their view: the remote tier too if a step needs it."""
-    view = view_of([durable], durable)
-    if {*steps} <= {checkpoint.step for checkpoint in view.timeline}:
-        return [durable], view
-    try:
-        remote = remote_of(durable, run_id, clock)
-        if remote is None:
-            return [durable], view
-        stores = [durable, remote]
-        return stores, view_of(stores, newest_tier(stores))
-    except (StorageError, InvalidArgumentError) as error:
-        raise type(error)(
-            f"copy {durable.home.location_text}: it lacks some of the steps, and its remote tier "
-            f"cannot be read: {error}"
-        ) from error
+class _Tiers:
+    """The tiers that are copied from: the run's directory, and its remote tier once it is needed.
+
+    Args:
+        durable: The directory.
+        find_remote: Opens the remote tier; None: there is none that belongs to the run.
+    """
+
+    def __init__(
+        self, durable: DurableStore, find_remote: Callable[[], DurableStore | None]
+    ) -> None:
+        self.stores = [durable]
+        self._find_remote = find_remote
+
+    def load_view(self, steps: Sequence[int]) -> View:
+        """Return the view of the directory; of the remote tier too if the directory lacks a step.
+
+        Raises:
+            StorageError, InvalidArgumentError: The remote tier is needed and cannot be read.
+        """
+        view = view_of(self.stores, self.stores[0])
+        if {*steps} <= {checkpoint.step for checkpoint in view.timeline}:
+            return view
+        try:
+            self.add_remote()
+            return view_of(self.stores, newest_tier(self.stores))
+        except (StorageError, InvalidArgumentError) as error:
+            raise type(error)(
+                f"copy {self.stores[0].home.location_text}: it lacks some of the steps, and its "
+                f"remote tier cannot be read: {error}"
+            ) from error
+
+    def add_remote(self) -> bool:
+        """Read from the remote tier too, from now on; return whether that is new.
+
+        Raises:
+            StorageError, InvalidArgumentError: It cannot be read.
+        """
+        remote = self._find_remote() if len(self.stores) == 1 else None
+        self.stores += [remote] if remote is not None else []
+        return remote is not None
 
 
 def _copy_listed(
-    sources: Sequence[DurableStore],
+    tiers: _Tiers,
     target: DurableStore,
     listed: Sequence[CheckpointId],
     progress: Progress,
@@ -156,14 +189,14 @@ def _copy_listed(
     Raises:
         NotARunError: The target was opened meanwhile.
     """
-    _copy_attempts(newest_tier(sources), target)
+    _copy_attempts(newest_tier(tiers.stores), target)
     copied, present, deleted = list[int](), list[int](), list[int]()
     for checkpoint in listed:
         try:
-            is_new = _copy_checkpoint(sources, target, checkpoint, progress)
+            is_new = _copy_from_any(tiers, target, checkpoint, progress)
         except HoldfastError:
             _check_not_opened(target, run_id)
-            if any(is_committed(source, checkpoint) for source in sources):
+            if any(is_committed(source, checkpoint) for source in tiers.stores):
                 raise
             deleted.append(checkpoint.step)
         else:
@@ -198,6 +231,29 @@ def _copy_attempts(source: ReadableStore, target: Store) -> None:
         target.put(key, data)
 
 
+def _copy_from_any(
+    tiers: _Tiers, target: DurableStore, checkpoint: CheckpointId, progress: Progress
+) -> bool:
+    """Copy a checkpoint as `_copy_checkpoint` does; what is damaged, from the remote tier."""
+    try:
+        return _copy_checkpoint(tiers.stores, target, checkpoint, progress)
+    except OutOfSpaceError:
+        raise
+    except (CheckpointDamagedError, StorageError) as error:
+        if not is_committed(tiers.stores[0], checkpoint):
+            raise
+        try:
+            is_added = tiers.add_remote()
+        except (StorageError, InvalidArgumentError) as remote_error:
+            raise type(error)(
+                f"{error}; its remote tier cannot be read: {remote_error}"
+            ) from remote_error
+        if not is_added:
+            raise
+        log.warning("%s; the remote tier is read too", error)
+    return _copy_checkpoint(tiers.stores, target, checkpoint, progress)
+
+
 def _copy_checkpoint(
     sources: Sequence[DurableStore],
     target: DurableStore,
@@ -206,17 +262,14 @@ def _copy_checkpoint(
 ) -> bool:
     """Copy a committed checkpoint, unless the target has it; return whether it was copied.
 
-    It is read from the first of `sources` that has it.
+    Each block is read from the first of `sources` that has it intact.
 
     Raises:
         StorageError: the target has another checkpoint of this name.
     """
-    *nearer, last = sources
-    source = next((store for store in nearer if is_committed(store, checkpoint)), last)
-    key = manifest_key(checkpoint)
-    manifest = source.get(key)
+    manifest = _read_manifest(sources, checkpoint)
     try:
-        if target.get(key) == manifest:
+        if target.get(manifest_key(checkpoint)) == manifest:
             return False
         raise StorageError(
             f"copy {checkpoint}: expected no checkpoint of that name in the target or the same "
@@ -224,11 +277,26 @@ def _copy_checkpoint(
         )
     except ObjectNotFoundError:
         pass
-    listings, _ = list_stores([source])
-    copies = find_sources(checkpoint, [source], listings)
+    listings, _ = list_stores(sources)
+    copies = find_sources(checkpoint, sources, listings)
     _copy_parts(copies, target, progress)
     commit_copy(manifest, target, checkpoint, len(copies.parts))
     return True
+
+
+def _read_manifest(sources: Sequence[DurableStore], checkpoint: CheckpointId) -> bytes:
+    """Return the sealed manifest of the first source that has it intact; else raise."""
+    key, problem = manifest_key(checkpoint), None
+    for source in sources:
+        try:
+            data = source.get(key)
+            unseal(data, Manifest, key)
+            return data
+        except (CheckpointDamagedError, StorageError) as error:
+            if problem is None or isinstance(problem, ObjectNotFoundError):
+                problem = error
+    assert problem is not None
+    raise problem
 
 
 def _copy_parts(sources: CheckpointSources, target: Store, progress: Progress) -> None:

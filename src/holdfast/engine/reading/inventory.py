@@ -19,7 +19,7 @@ from holdfast.engine.lifecycle.attempts import newest_tier, read_attempts
 from holdfast.engine.lifecycle.catalog import Listing, Listings, list_stores, listed_size_bytes
 from holdfast.engine.reading.run import ReadableRun
 from holdfast.engine.reading.sources import readable
-from holdfast.errors import HoldfastError, ObjectNotFoundError
+from holdfast.errors import CheckpointDamagedError, HoldfastError, ObjectNotFoundError
 from holdfast.format.names import ATTEMPTS, CheckpointId, image_key, manifest_key, part_key
 from holdfast.format.records import PartReference, Time
 from holdfast.format.sealed import FORMAT_VERSION, unseal
@@ -51,7 +51,7 @@ class Row:
         state: Its state.
         is_on_timeline: None if it is not complete, or a damaged attempt record hides the timeline.
         metrics: Its metrics.
-        problem: Why it is damaged.
+        problem: Why it is damaged, or which copy of it is while another tier's is intact.
     """
 
     id: CheckpointId
@@ -177,19 +177,20 @@ def _row(
     timeline: set[CheckpointId] | None,
 ) -> Row | None:
     """Return the row; None if the checkpoint was removed after it was listed."""
-    committed = next((s for s, listing in held.items() if listing.is_committed), None)
-    head, problem = None, None
+    committed = [store for store, listing in held.items() if listing.is_committed]
+    head, problem, is_damaged = None, None, False
     try:
-        head = _read_head(checkpoint, held, committed)
-        if head is not None and committed is not None:
-            problem = _misfit(checkpoint, head, listings[committed.name])
+        if committed:
+            head, problem = _read_manifest(checkpoint, committed, listings)
+        else:
+            head = _read_first_record(checkpoint, held)
     except ObjectNotFoundError:
         return None
     except HoldfastError as error:
-        problem = str(error)
-    if problem is not None:
+        problem, is_damaged = str(error), True
+    if is_damaged:
         state = State.DAMAGED
-    elif committed is not None:
+    elif committed:
         state = State.COMMITTED
     elif is_complete and any(store.is_in_memory and held[store].parts for store in held):
         state = State.IN_RAM
@@ -219,12 +220,9 @@ def _is_on(
     return checkpoint in timeline if timeline is not None and is_complete else None
 
 
-def _read_head(
-    checkpoint: CheckpointId, held: Mapping[ReadableStore, Listing], committed: ReadableStore | None
+def _read_first_record(
+    checkpoint: CheckpointId, held: Mapping[ReadableStore, Listing]
 ) -> _Head | None:
-    if committed is not None:
-        key = manifest_key(checkpoint)
-        return unseal(committed.get(key), _Head, key)
     for store, listing in held.items():
         if 0 in listing.parts:
             key = part_key(checkpoint, 0, listing.parts[0])
@@ -232,25 +230,64 @@ def _read_head(
     return None
 
 
+def _read_manifest(
+    checkpoint: CheckpointId, committed: Sequence[ReadableStore], listings: Listings
+) -> tuple[_Head, str | None]:
+    """Return the manifest, and what is damaged in a tier whose place another one takes.
+
+    Raises:
+        ObjectNotFoundError: The checkpoint was removed after it was listed.
+        HoldfastError: It is damaged in all tiers, by their listings and manifests.
+    """
+    key = manifest_key(checkpoint)
+    head, problems, errors = None, list[str](), list[HoldfastError]()
+    for store in committed:
+        try:
+            head = unseal(store.get(key), _Head, key)
+            break
+        except ObjectNotFoundError as error:
+            errors.append(error)
+        except HoldfastError as error:
+            errors.insert(0, error)
+            problems.append(f"{store.tier}: {error}")
+    if head is None:
+        raise errors[0]
+    for rank in range(len(head.parts)):
+        misfits = list[str]()
+        for store in committed:
+            misfit = _misfit(checkpoint, rank, head.parts, listings[store.name])
+            if misfit is None:
+                break
+            misfits.append(misfit)
+            problems.append(f"{store.tier}: {misfit}")
+        else:
+            raise CheckpointDamagedError(misfits[0])
+    if not problems:
+        return head, None
+    return head, f"a copy is damaged, another tier's is intact; {problems[0]}"
+
+
 def _misfit(
-    checkpoint: CheckpointId, head: _Head, tier: Mapping[CheckpointId, Listing]
+    checkpoint: CheckpointId,
+    rank: int,
+    parts: Sequence[PartReference],
+    tier: Mapping[CheckpointId, Listing],
 ) -> str | None:
-    """Return how the listings contradict a committed checkpoint's manifest; None if they do not."""
-    count = len(head.parts)
-    for rank, part in enumerate(head.parts):
-        record = part_key(checkpoint, rank, count)
-        if listed_size_bytes(tier, record) is None:
-            return f"{record} is missing"
-        images = {image_key(checkpoint, rank, count): part.image_size_bytes}
-        for step, size_bytes in part.origins:
-            origin = CheckpointId(step, checkpoint.attempt)
-            images[image_key(origin, rank, count)] = size_bytes
-        for key, expected in images.items():
-            listed_bytes = listed_size_bytes(tier, key)
-            if listed_bytes is None:
-                return f"{key} is missing"
-            if listed_bytes != expected:
-                return f"{key} has {listed_bytes} bytes, expected {expected} by the manifest"
+    """Return how the listing of a part contradicts the manifest's `parts`; None if it does not."""
+    count = len(parts)
+    record = part_key(checkpoint, rank, count)
+    if listed_size_bytes(tier, record) is None:
+        return f"{record} is missing"
+    images = {image_key(checkpoint, rank, count): parts[rank].image_size_bytes}
+    for step, size_bytes in parts[rank].origins:
+        origin = CheckpointId(step, checkpoint.attempt)
+        images[image_key(origin, rank, count)] = size_bytes
+    for key, expected in images.items():
+        listed_bytes = listed_size_bytes(tier, key)
+        if listed_bytes is None:
+            return f"{key} is missing"
+        if listed_bytes != expected:
+            return f"{key} has {listed_bytes} bytes, expected {expected} by the manifest"
     return None
 
 
