@@ -17,8 +17,10 @@ from pathlib import Path
 import pytest
 
 from holdfast.cli.main import main
+from holdfast.trainer.run_copies import copy_run
 from tests.cli.command_line import answer, await_line, holdfast, start_training
 from tests.hosts import Host, wait_until
+from tests.trainer.written_tiers import train_alone
 
 
 @pytest.fixture
@@ -137,16 +139,23 @@ def test_a_run_that_has_ended_and_a_place_without_a_run(
         assert "error: " in capsys.readouterr().err
 
 
-def test_of_unreadable_events_it_is_not_known_what_is_durable(
-    one_host: Host, tmp_path: Path
+def test_durable_steps_are_listed_where_there_are_no_events(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = tmp_path / "run"
-    assert start_training(one_host, run, steps=3).wait(60) == 0
-    assert "durable steps: not known" not in holdfast(one_host, "watch", run).stdout
-    segments = [path for path in (run / "events").rglob("*") if path.is_file()]
-    assert segments
-    for segment in segments:
-        segment.write_bytes(b"\xff\xfe not an event\n")
-    out = holdfast(one_host, "watch", run).stdout
+    def shown(place: Path) -> str:
+        capsys.readouterr()
+        assert main(["watch", str(place), "--once"]) == 0
+        return capsys.readouterr().out
+
+    run, copy = tmp_path / "run", tmp_path / "copy"
+    train_alone(run, 1, 2, 3)
+    copy_run(run, copy)
+    assert "durable steps: 3, 2, 1\n" in shown(copy)
+    (copy / "events" / "host-a").mkdir(parents=True)
+    (copy / "events" / "host-a" / "000000001.jsonl").write_bytes(b"\xff\xfe not an event\n")
+    assert "durable steps: 3, 2, 1\n" in shown(copy)
+    for record in (copy / "attempts").iterdir():
+        record.write_bytes(b"damaged")
+    out = shown(copy)
     assert "durable steps: not known\n" in out
-    assert "\nnot known: " in out
+    assert "\nnot known: which steps are durable: " in out

@@ -151,11 +151,7 @@ def test_no_goodput_is_shown_before_the_first_durations_are_known() -> None:
     assert view.goodput_text == "25.0 %"
 
 
-def test_without_all_events_it_is_not_known_whether_a_step_is_durable() -> None:
-    for is_complete, text in ((True, "none"), (False, "not known")):
-        view = view_of_run(
-            "runs/a", EMPTY, None, steps=None, durable=[], problems=[], is_complete=is_complete
-        )
+def test_steps_that_cannot_be_listed_are_not_known() -> None:
+    for durable, text in (((), "none"), (None, "not known"), ((7,), "step 7")):
+        view = view_of_run("a", EMPTY, None, steps=None, durable=durable, problems=[])
         assert view.durable_text == text
-    view = view_of_run("a", EMPTY, None, steps=None, durable=[7], problems=[], is_complete=False)
-    assert view.durable_text == "step 7"

@@ -14,6 +14,7 @@ import msgspec
 from holdfast.clock import Clock
 from holdfast.coordination.settings import heartbeat_for
 from holdfast.coordination.survivability import Standing
+from holdfast.engine.lifecycle.newest import list_newest
 from holdfast.engine.reading.run import PutBack, ReadableRun
 from holdfast.errors import HoldfastError
 from holdfast.observe.events.reader import EventReader, Omission
@@ -60,7 +61,8 @@ class RunFollower:
         self._reader = EventReader(run.durable.home)
         self._items: list[Event | Omission] = []
         self._newest = self._shown_until = UNSTAMPED
-        self._durable: dict[int, None] = {}
+        self._durable: set[int] | None = None
+        """The newest durable steps; None: they are not known."""
         self._report: RunReport | None = None
         self._report_at_secs = 0.0
         self._has_news = False
@@ -87,6 +89,9 @@ class RunFollower:
             self._note_durable(event)
             self._newest = max(self._newest, event.time)
         problems: list[str] = []
+        # A copy of a run has no events, and others may be those of commits.
+        if self._durable is None or any(isinstance(item, Omission) for item in new):
+            self._durable = self._listed(problems)
         job = self._asked("job", JobStatus, problems)
         steps = self._asked("steps", RecentSteps, problems) if job is not None else None
         if job is not None:
@@ -99,9 +104,8 @@ class RunFollower:
             report,
             job,
             steps=steps,
-            durable=sorted(self._durable),
+            durable=None if self._durable is None else sorted(self._durable),
             problems=[*problems, *report.notes],
-            is_complete=not any(isinstance(item, Omission) for item in self._items),
         )
         if put_back is not None:
             view = msgspec.structs.replace(
@@ -132,11 +136,21 @@ class RunFollower:
             self._compared = newest
         return self._put_back
 
+    def _listed(self, problems: list[str]) -> set[int] | None:
+        """Return the newest steps that the directory has; None if it cannot be listed."""
+        try:
+            return {checkpoint.step for checkpoint in list_newest(self._run.durable).committed_ids}
+        except HoldfastError as error:
+            problems.append(f"which steps are durable: {error}")
+            return None
+
     def _note_durable(self, event: Event) -> None:
+        if self._durable is None:
+            return
         if isinstance(event, CheckpointCommitted):
-            self._durable[event.step] = None
+            self._durable.add(event.step)
         elif isinstance(event, CheckpointDeleted):
-            self._durable.pop(event.step, None)
+            self._durable.discard(event.step)
 
     def _asked(self, name: str, kind: type[Answer], problems: list[str]) -> Answer | None:
         try:

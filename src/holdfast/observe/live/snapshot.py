@@ -131,9 +131,8 @@ def view_of_run(
     job: JobStatus | None,
     *,
     steps: RecentSteps | None,
-    durable: Sequence[int],
+    durable: Sequence[int] | None,
     problems: Sequence[str],
-    is_complete: bool = True,
 ) -> LiveView:
     """Return what is shown of a run.
 
@@ -142,12 +141,11 @@ def view_of_run(
         report: The report of its events.
         job: The state of its hosts; None: no agent on this host answers.
         steps: The newest steps; None: not known.
-        durable: Its newest durable steps, ascending.
+        durable: Its newest durable steps, ascending; None: they are not known.
         problems: What could not be found out, and why.
-        is_complete: Whether all events could be read; others may be those of commits.
     """
     spans = steps.spans if steps is not None else ()
-    no_step_text = "none" if is_complete else "not known"
+    no_step_text = "not known" if durable is None else "none"
     attempts = [attempt.attempt for attempt in report.attempts]
     last = report.failures[-1] if report.failures else None
     silent = silence(job) if job is not None else ()
@@ -161,7 +159,7 @@ def view_of_run(
         attempt=job.attempt if job is not None else max(attempts, default=0),
         step=spans[-1].step if spans else _last_step(report),
         hosts=tuple(_host(host, job) for host in job.hosts) if job is not None else (),
-        durable=tuple(reversed(durable[-DURABLE_SHOWN_MAX:])),
+        durable=tuple(reversed((durable or ())[-DURABLE_SHOWN_MAX:])),
         durable_text=step_text(durable[-1]) if durable else no_step_text,
         newest=standing_text(job.newest) if job is not None else "",
         newest_step=job.newest.step if job is not None and job.newest is not None else None,
