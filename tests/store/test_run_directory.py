@@ -12,6 +12,7 @@ import pytest
 
 from holdfast.clock import SystemClock
 from holdfast.errors import StorageError
+from holdfast.store.contract import REMOTE
 from holdfast.store.disk import DiskStore
 from holdfast.store.file_system import LocalFileSystem
 from holdfast.store.run_directory import RunDirectory
@@ -73,6 +74,18 @@ def test_a_store_whose_directory_was_deleted_says_so_and_does_not_make_it(
     with pytest.raises(StorageError, match=r"it was deleted, .*; another one is there;"):
         call(store)
     assert not any(run.iterdir())
+
+
+def test_a_remote_tier_that_is_gone_does_not_end_the_training(run: Path) -> None:
+    store = DiskStore(run, SystemClock(), tier=REMOTE)
+    store.put("a", b"1")
+    shutil.rmtree(run)
+    with pytest.raises(StorageError) as caught:
+        store.get("a")
+    text = str(caught.value)
+    assert f"use the run's remote tier {run}: it was deleted" in text
+    assert "training goes on in the run's directory; for copies, start it again" in text
+    assert "stop this process" not in text
 
 
 def test_a_store_makes_no_root(run: Path) -> None:

@@ -230,6 +230,35 @@ def test_a_start_that_is_refused_for_its_remote_tier_changes_no_directory(
     assert files_in(tiers.fast) == before
 
 
+@pytest.mark.parametrize("refused", ["directory", "remote tier", "same place"])
+def test_a_start_that_is_refused_makes_no_folder(
+    tiers: WrittenTiers, tmp_path: Path, refused: str
+) -> None:
+    used = tiers.fast if refused == "directory" else tiers.remote
+    if refused == "same place":
+        tiers.remote = tmp_path / "link" / "fast"
+        tmp_path.joinpath("link").symlink_to(tmp_path)
+    else:
+        used.mkdir()
+        (used / "file").write_text("mine")
+    before = sorted(tmp_path.iterdir())
+    with pytest.raises((NotARunError, InvalidArgumentError)):
+        tiers.open()
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_a_start_names_a_remote_tier_that_it_makes_anew(
+    tiers: WrittenTiers, caplog: pytest.LogCaptureFixture
+) -> None:
+    tiers.train(0, 1)
+    assert caplog.records == []
+    shutil.rmtree(tiers.remote)
+    tiers.train(2)
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert f"its remote tier {tiers.remote} has no run any more, and is made anew" in line
+    assert (steps_in(tiers.remote), newest_step(tiers)) == ([2], 2)
+
+
 def test_a_copy_does_not_use_the_remote_tier_of_the_original(
     tiers: WrittenTiers, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

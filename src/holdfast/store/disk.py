@@ -84,7 +84,9 @@ class DiskStore(Store):
         """`reads_directly`: bypass the page cache; no other local process reads the same bytes."""
         self.tier = self.name = tier
         self.is_optional = tier == REMOTE
-        self.home = RunDirectory(root) if isinstance(root, Path) else root
+        if isinstance(root, Path):
+            root = RunDirectory(root, is_remote_tier=tier == REMOTE)
+        self.home = root
         self.fleeting = FleetingFiles(self.home, clock)
         self._clock = clock
         self._files = files

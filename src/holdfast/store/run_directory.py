@@ -35,12 +35,20 @@ log = logging.getLogger(__name__)
 
 
 class RunDirectory:
-    """One directory. Thread-safe. Bound at the first use that finds the directory."""
+    """One directory. Thread-safe. Bound at the first use that finds the directory.
 
-    def __init__(self, path: Path, advice: str = "stop this process") -> None:
+    Args:
+        path: Its path.
+        advice: What to do once it is not the directory at its path any more.
+        is_remote_tier: It is a run's remote tier, without which the training goes on.
+    """
+
+    def __init__(
+        self, path: Path, advice: str = "stop this process", *, is_remote_tier: bool = False
+    ) -> None:
         self._path = path
         self._advice = advice
-        """What to do once the directory is not the one at its path any more."""
+        self._is_remote_tier = is_remote_tier
         self._lock = threading.Lock()
         self._fd: int | None = None
         self._close: Callable[[], object] | None = None
@@ -166,16 +174,20 @@ class RunDirectory:
         return Path(link) if link.startswith("/") else None
 
     def _what_happened(self) -> str:
-        is_other = os.path.lexists(self._path)
-        if self.is_gone():
+        is_other, is_gone = os.path.lexists(self._path), self.is_gone()
+        if is_gone:
             event = "it was deleted, or moved to another file system"
             event += "; another one is there" if is_other else ""
-            advice = self._advice
         else:
             event = "its path leads to another directory" if is_other else "its path leads nowhere"
             event += ": it was replaced, or a file system was mounted or unmounted there"
-            advice = f"mount it again and restart, or {self._advice}"
-        return f"use the run's directory {self._path}: {event}; {advice}"
+        what, advice = "the run's directory", self._advice
+        if self._is_remote_tier:
+            what = "the run's remote tier"
+            advice = "training goes on in the run's directory; for copies, start it again"
+        if not is_gone:
+            advice = f"mount it again{'' if self._is_remote_tier else ' and restart'}, or {advice}"
+        return f"use {what} {self._path}: {event}; {advice}"
 
 
 def check_link(path: Path) -> None:

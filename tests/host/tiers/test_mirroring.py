@@ -29,9 +29,10 @@ from holdfast.format.names import CheckpointId
 from holdfast.host.driver.agent_run import RemoteTarget
 from holdfast.host.tiers import mirror_worker
 from holdfast.host.tiers.mirroring import Mirroring
-from holdfast.host.wire.protocol import Delete, Uploaded
+from holdfast.host.wire.protocol import Delete, RemoteRequest, Uploaded
 from holdfast.observe.events.schema import RemoteDeleted
 from holdfast.observe.events.uploaded_segments import SegmentUploads
+from holdfast.policy import preservation_evaluation, save_evaluation
 from holdfast.policy.preservation_policy import LatestN
 from holdfast.policy.save_decision_policy import (
     ContinuousCheckpointingPolicy,
@@ -127,6 +128,44 @@ def rig() -> Iterator[Rig]:
     with memory_folder() as root, in_process_host(Path(root)) as host:
         host.start_agent()
         yield Rig(Path(root), host, host.attach())
+
+
+@pytest.mark.parametrize("is_live", [False, True])
+def test_a_start_uses_a_remote_tier_that_was_deleted_and_made_anew(is_live: bool) -> None:
+    with memory_folder() as root, in_process_host(Path(root)) as host:
+        host.start_agent()
+        place = Path(root, "remote")
+
+        def create() -> DiskStore:
+            place.mkdir()
+            store = DiskStore(place, host.clock, tier="remote")
+            create_run(store, str(place), RUN_ID, host.clock.now())
+            share_attempts(host.agent.run.durable, store)
+            return store
+
+        create()
+        host.remote_request = RemoteRequest(
+            place=str(place),
+            save=save_evaluation.encode(FixedIntervalPolicy(1)).decode(),
+            preserve=preservation_evaluation.encode(LatestN(2)).decode(),
+        )
+        trainer = host.attach()
+        host.save(trainer, 1)
+        host.settle()
+        if not is_live:
+            host.kill_trainer(trainer)
+            host.settle()
+        shutil.rmtree(place)
+        anew = create()
+        trainer = host.attach(takeover=is_live)
+        host.save(trainer, 2)
+        host.settle()
+        host.clock.sleep(PAUSE_SECS_MAX)
+        host.call(host.agent.mirroring.act())
+        host.settle()
+        assert [
+            c.step for c, listing in list_checkpoints(anew).items() if listing.is_committed
+        ] == [2]
 
 
 def test_each_failing_operation_leaves_no_half_checkpoint_and_the_next_try_succeeds(

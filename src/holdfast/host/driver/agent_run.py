@@ -85,6 +85,15 @@ class AgentRun:
                 place=place, store=store, checkpoints=checkpoints, uploads=uploads
             )
 
+    def reopen_remote(self) -> None:
+        """Open the remote tier anew: its path leads to another directory than at first."""
+        before = self.remote
+        assert before is not None
+        self.use_remote(None)
+        self.use_remote(before.place)
+        assert self.remote is not None
+        self.remote.save, self.remote.preserve = before.save, before.preserve
+
 
 def open_run(
     config: AgentConfig, clock: Clock, files: FileSystem, on_event: Callable[[Event], None]

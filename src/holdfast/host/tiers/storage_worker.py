@@ -539,7 +539,8 @@ class StorageWorker:
         check_run(durable, durable.home.location_text, config.run_id)
         remote = self._run.remote
         if remote is not None:
-            check_run(remote.store, remote.place, config.run_id)
+            advice = "start again with the run's own remote tier, or with a new one"
+            check_run(remote.store, remote.place, config.run_id, advice)
         start = AttemptStart(
             run_id=config.run_id,
             origin=wanted.origin,

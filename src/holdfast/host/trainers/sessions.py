@@ -118,6 +118,7 @@ class TrainerSessions:
                 f"run, or give this one a folder of its own by {RAM_VARIABLE}"
             )
         check_policies(request)
+        await self._refresh_remote(request)
         prepare_remote(self._run, self._trainers, request)
         if request.attempt is not None:
             await self._reattach(request, request.attempt)
@@ -147,6 +148,16 @@ class TrainerSessions:
         attached = self._attached(group, member, has_ram=request.ram is not None)
         warnings = start.warnings if start is not None else ()
         return msgspec.structs.replace(attached, warnings=warnings)
+
+    async def _refresh_remote(self, request: protocol.Attach) -> None:
+        """Open the remote tier anew if its directory was deleted, and a start has made another."""
+        remote = self._run.remote
+        if remote is None or request.remote is None or request.remote.place != remote.place:
+            return
+        is_there = await self._storage_worker.query(remote.store.home.is_at, remote.place)
+        if not is_there and self._run.remote is remote:
+            log.warning("the remote tier %s is another directory than before", remote.place)
+            self._run.reopen_remote()
 
     def _leave_earlier(self, request: protocol.Attach, pid: int) -> None:
         """Detach a process that opens the run again from its earlier group.

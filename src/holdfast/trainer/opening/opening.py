@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -172,6 +173,7 @@ def _open_both(durable: DurableStore, remote: DurableStore, clock: Clock, *, tak
     if here is not None and here.finding is Finding.DISPLACED:
         here = _Found(here.record, find_with_ram(durable, here.record, clock, takeover=takeover))
     _check_tiers(durable, remote, here, there, takeover=takeover)
+    _prepare_missing(durable, remote, here, there, clock)
     record = _settled(durable, here, clock) if here is not None else None
     with _naming_remote(durable):
         if there is None:
@@ -219,11 +221,7 @@ def _check_tiers(
     takeover: bool,
 ) -> None:
     """Check that both places can be the tiers of one run. Read-only."""
-    if durable.home.is_at(remote.home.location_text):
-        raise InvalidArgumentError(
-            f"open {durable.home.location_text}: expected a remote tier at another place, found "
-            f"{remote.home.location_text}, which leads to the same one"
-        )
+    _check_apart(durable, remote)
     if here is None or there is None:
         return
     if here.record.run_id != there.record.run_id:
@@ -243,6 +241,42 @@ def _check_tiers(
     newest_here, newest_there = newest_number(durable), newest_number(remote)
     if 0 < newest_there < newest_here and not takeover:
         _check_not_live(remote, there.record.run_id, newest_there)
+
+
+def _check_apart(durable: DurableStore, remote: DurableStore) -> None:
+    here, there = durable.home.location_text, remote.home.location_text
+    # Links in the paths of directories that are missing yet.
+    is_same_path = os.path.realpath(here) == os.path.realpath(there)
+    if is_same_path or durable.home.is_at(there):
+        raise InvalidArgumentError(
+            f"open {here}: expected a remote tier at another place, found {there}, which leads to "
+            "the same one"
+        )
+
+
+def _prepare_missing(
+    durable: DurableStore,
+    remote: DurableStore,
+    here: _Found | None,
+    there: _Found | None,
+    clock: Clock,
+) -> None:
+    """Prepare the places that have no run yet, after all checks."""
+    if here is None:
+        _prepare_new(durable, clock)
+    if there is None:
+        place = remote.home.location_text
+        if here is not None and noted_remote(durable) == place:
+            log.warning(
+                "%s: its remote tier %s has no run any more, and is made anew: it gets the "
+                "checkpoints that are saved from now on",
+                durable.home.location_text,
+                place,
+            )
+        with _naming_remote(durable):
+            _prepare_new(remote, clock)
+    # The paths may lead through mounts to one place that was missing.
+    _check_apart(durable, remote)
 
 
 def _not_its_remote(
@@ -317,6 +351,7 @@ def _find_on_all_hosts(
 def _open_or_create(durable: DurableStore, clock: Clock, *, takeover: bool) -> str:
     place = _find(durable, clock)
     if place is None:
+        _prepare_new(durable, clock)
         return _create_like(durable, None, clock).run_id
     if place.finding is Finding.DISPLACED:
         finding = find_with_ram(durable, place.record, clock, takeover=takeover)
@@ -335,7 +370,7 @@ def _open_or_create(durable: DurableStore, clock: Clock, *, takeover: bool) -> s
 
 
 def _find(durable: DurableStore, clock: Clock) -> _Found | None:
-    """Return the run in a place; None if the place is free for a new one.
+    """Return the run in a place; None if the place is free for a new one. Read-only.
 
     Raises:
         NotARunError: The place has something else, or an unfinished copy.
@@ -345,7 +380,6 @@ def _find(durable: DurableStore, clock: Clock) -> _Found | None:
         record = read_run(durable, location.text)
     except NotARunError:
         if durable.is_unused():
-            _prepare_new(durable, location, clock)
             return None
         # Another start may have created the run since it was read.
         try:
@@ -385,7 +419,7 @@ def open_copy(place: object, record: RunRecord, clock: Clock) -> DurableStore:
     durable = open_durable(location.text, clock)
     location.make_folder()
     if durable.is_unused():
-        _prepare_new(durable, location, clock)
+        _prepare_new(durable, clock)
     elif not durable.has_object(RUN_FILE):
         raise _used(durable)
     begun = structs.replace(record, is_unfinished_copy=True)
@@ -427,12 +461,13 @@ def _create_like(durable: DurableStore, other: RunRecord | None, clock: Clock) -
     return settle(durable, record, find(durable, record, clock), clock)
 
 
-def _prepare_new(durable: DurableStore, location: RunLocation, clock: Clock) -> None:
+def _prepare_new(durable: DurableStore, clock: Clock) -> None:
     """Prepare a place for a new run; warn if it is inside another one.
 
     An outer place that may not be read counts as none.
     """
     durable.prepare_place()
+    location = RunLocation(durable.home.location_text)
     for outer in location.outer():
         with contextlib.suppress(StorageRefusedError):
             if open_durable(outer.text, clock).has_object(RUN_FILE):
