@@ -23,6 +23,7 @@ from holdfast.errors import (
     StorageError,
 )
 from holdfast.reading import FillTarget, open_checkpoint
+from holdfast.trainer.opening.run_access import read_only
 from holdfast.trainer.run_copies import copy_run
 from tests.attempts import folder_of
 from tests.engine.making import flip_bit
@@ -367,6 +368,28 @@ def test_an_export_reads_what_is_damaged_in_the_directory_from_the_remote_tier(
     target = FillTarget(frozen.path, frozen.region, np.empty(frozen.shape, frozen.numpy_dtype))
     with pytest.raises((CheckpointDamagedError, StorageError)):
         checkpoint.fill([target])
+
+
+@pytest.mark.parametrize("copied", [None, 1, 0])
+def test_the_next_start_of_a_directory_that_was_put_back_is_found_in_the_remote_tier(
+    tiers: WrittenTiers, tmp_path: Path, copied: int | None
+) -> None:
+    tiers.train(0)
+    backup = shutil.copytree(tiers.fast, tmp_path / "backup")
+    attempt = tiers.train(1, 2, copied=copied)
+    assert read_only(tiers.fast).find_put_back(2, attempt.number, is_durable=True) is None
+    for path in tiers.fast.iterdir():
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    shutil.copytree(backup, tiers.fast, dirs_exist_ok=True)
+    put_back = read_only(tiers.fast).find_put_back(2, attempt.number, is_durable=True)
+    step = {None: 2, 1: 1, 0: 0}[copied]
+    assert put_back is not None
+    assert put_back.step == step
+    of_attempt = attempt.number if copied != 0 else 1
+    assert put_back.text.endswith(f"continues from step {step} of attempt {of_attempt}")
+    # As the next start does.
+    tiers.open()
+    assert newest_step(tiers) == step
 
 
 def test_the_newest_step_that_any_tier_has_intact_is_found_after_damage_in_both(
