@@ -246,6 +246,29 @@ def test_a_failure_is_raised_once_at_the_next_save(one_host: Host, mounted: Path
     saving.close()
 
 
+def test_with_warnings_a_failed_save_ends_no_training_and_close_raises_for_the_last_one(
+    one_host: Host, mounted: Path
+) -> None:
+    def awaited_failures(count: int) -> None:
+        wait_until(lambda: len(events(mounted / "run", "failed")) == count)
+        wait_until(lambda: not saving._progress.steps())
+
+    with pytest.raises(errors.InvalidArgumentError, match="expected 'raise' or 'warn'"):
+        manager(mounted / "run", on_save_failure="ignore")
+    with manager(mounted / "run", on_save_failure="warn") as saving:
+        saving.save(0, {"w": np.zeros(1_000_000)})
+        awaited_failures(1)
+        assert saving.save(1, {"w": np.zeros(10)})
+    saving = manager(mounted / "run", on_save_failure="warn")
+    for step in (2, 3):
+        assert saving.save(step, {"w": np.zeros(1_000_000)})
+        awaited_failures(step)
+    assert saving.finish(3, {"w": np.zeros(1_000_000)})
+    with pytest.raises(errors.SaveFailedError, match="no space left") as caught:
+        saving.close()
+    assert caught.value.steps[-1] == 3
+
+
 def fill_up(folder: Path) -> None:
     with (folder / "filler").open("wb", buffering=0) as filler, contextlib.suppress(OSError):
         while True:

@@ -280,3 +280,18 @@ def test_the_first_step_that_another_rank_skipped_is_a_warning(
         notice(progress, accept(step, by_step=True), "dropped", f"rank 1 {SKIPPED}")
     warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert warnings == [f"step 10 is not saved: rank 1 {SKIPPED}"]
+
+
+def test_with_warnings_a_drop_is_logged_and_raised_at_the_end_only(
+    clock: StepClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    progress = Progress(clock, warns=True)
+    progress.accept(checkpoint_id(10), durable=True, by_step=True)
+    notice(progress, checkpoint_id(10), "dropped", "a rank has passed it")
+    clock.secs += 2 * DROPPED_SECS
+    assert failure(progress) is None
+    (line,) = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
+    assert "save step 10: accepted and then dropped" in line
+    error = failure(progress, at_end=True)
+    assert error is not None
+    assert error.steps == (10,)

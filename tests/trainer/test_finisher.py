@@ -155,6 +155,27 @@ def test_finish_saves_although_an_earlier_save_has_failed(one_host: Host, tmp_pa
         assert again.resume(state(-1))[0] == 5
 
 
+@pytest.mark.parametrize("has_room", [True, False])
+def test_finish_saves_the_last_step_anew_if_its_save_has_failed(
+    one_host: Host, tmp_path: Path, has_room: bool
+) -> None:
+    run = tmp_path / "run"
+    training = manager(run, on_save_failure="warn")
+    (run / "checkpoints").write_text("in the way")
+    training.save(3, state(3), force=True)
+    wait_until(lambda: not training._progress.steps())
+    if has_room:
+        (run / "checkpoints").unlink()
+    assert training.finish(3, state(3))
+    if has_room:
+        training.close()
+        with manager(run) as again:
+            assert again.resume(state(-1))[0] == 4
+        return
+    with pytest.raises(errors.SaveFailedError, match="step"):
+        training.close()
+
+
 def test_a_preempted_run_is_not_taken_for_a_finished_one(
     one_host: Host, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -23,7 +23,7 @@ from holdfast.errors import (
     WaitTimeoutError,
 )
 from holdfast.format.names import CheckpointId
-from holdfast.host.wire.protocol import Notice
+from holdfast.host.wire.protocol import Notice, Sealed
 from holdfast.trainer.save import progress as module
 from holdfast.trainer.save.progress import Progress
 from tests.attempts import checkpoint_id
@@ -298,3 +298,77 @@ def test_a_failure_that_lasts_does_not_say_that_training_may_continue() -> None:
         with pytest.raises(SaveFailedError) as caught:
             progress.raise_failure()
         assert ("Training may continue" in str(caught.value)) is may_continue
+
+
+@pytest.fixture
+def warning() -> Progress:
+    """Of a manager that warns of failed saves."""
+    return Progress(SystemClock(), warns=True)
+
+
+def failed(progress: Progress, step: int, *, durable: bool = True) -> None:
+    progress.accept(checkpoint_id(step), durable=durable, by_step=True)
+    progress.fail_save(checkpoint_id(step), f"no room for {step}")
+
+
+def sealed(progress: Progress, *, durable: bool) -> None:
+    """Accept a save of the second checkpoint, whose part is sealed at once."""
+    progress.accept(SECOND, durable=durable, by_step=True)
+    report = Sealed(rank=0, id=SECOND, part_count=1, tier="ram", durable=durable)
+    progress.seal(SECOND, report)
+
+
+def test_with_warnings_each_failed_save_is_logged_once_and_no_save_raises(
+    warning: Progress, caplog: pytest.LogCaptureFixture
+) -> None:
+    for step in (1, 2, 3):
+        failed(warning, step)
+        assert not warning.has_failed
+        warning.raise_failure()
+    lines = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
+    assert lines == [f"step {step} is not saved: no room for {step}" for step in (1, 2, 3)]
+
+
+@pytest.mark.parametrize("newer", ["committed", "protected", "none"])
+def test_with_warnings_the_end_raises_if_nothing_newer_is_safe(
+    warning: Progress, newer: str
+) -> None:
+    failed(warning, 1)
+    if newer != "none":
+        # What is protected is in RAM alone.
+        sealed(warning, durable=newer == "committed")
+        noticed(warning, newer, SECOND)
+    if newer == "committed":
+        warning.wait_until_finished(1.0)
+    else:
+        with pytest.raises(SaveFailedError, match="save step 1: "):
+            warning.wait_until_finished(1.0)
+    # It is raised once.
+    warning.wait_until_finished(1.0)
+
+
+def test_with_warnings_a_save_in_ram_that_failed_is_replaced_by_a_protected_one(
+    warning: Progress,
+) -> None:
+    failed(warning, 1, durable=False)
+    sealed(warning, durable=False)
+    noticed(warning, "protected", SECOND)
+    warning.wait_until_finished(1.0)
+
+
+def test_with_warnings_the_last_failed_save_is_raised_though_an_older_one_is_safe(
+    warning: Progress,
+) -> None:
+    warning.accept(FIRST, durable=True, by_step=True)
+    noticed(warning, "committed")
+    failed(warning, 2)
+    with pytest.raises(SaveFailedError, match="save step 2: "):
+        warning.wait_until_finished(1.0)
+
+
+def test_with_warnings_the_end_of_all_saving_is_raised(warning: Progress) -> None:
+    failed(warning, 1)
+    warning.stop_saving(FencedError("taken over"))
+    assert warning.has_failed
+    with pytest.raises(FencedError):
+        warning.raise_failure()

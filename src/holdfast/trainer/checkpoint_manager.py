@@ -86,6 +86,9 @@ class CheckpointManager:
             The agents copy committed checkpoints there (docs/two_tiers.md). Default: none.
         takeover: Instead of raising `RunBusyError`, fence another live attempt on the run, and take
             a directory for the run where it cannot be decided whether it was moved or copied.
+        on_save_failure: `raise`: the next call of `save` raises the failure of an earlier save, so
+            that a program that does not expect it ends. `warn`: each failure is logged, and the
+            training goes on; `wait_until_finished` and `close` raise it if nothing newer is safe.
         process: What is installed in this process: handlers of signals, log lines, fork hooks.
         framework: `jax`, `torch` or `numpy`, or a `holdfast.torch.TorchFramework`, which has
             options. None: the one that the program uses, else NumPy, which is for jobs of one
@@ -118,6 +121,7 @@ class CheckpointManager:
         network: HostNetwork = HostNetwork(),  # noqa: B008 - frozen, so that one default serves all
         remote: str | os.PathLike[str] | RemoteTier | None = None,
         takeover: bool = False,
+        on_save_failure: options.OnSaveFailure = "raise",
         process: ProcessHooks = ProcessHooks(),  # noqa: B008 - frozen too
         framework: str | Framework | None = None,
     ) -> None:
@@ -132,6 +136,7 @@ class CheckpointManager:
             remote=options.remote_tier(remote),
             takeover=takeover,
             process=process,
+            on_save_failure=options.save_failure_mode(on_save_failure),
         )
         self.last_restore = None
         self._error: BaseException | None = None
@@ -163,7 +168,8 @@ class CheckpointManager:
             takeover=self._options.takeover,
         )
         self._job = find_job(run, self._options, self._rendezvous, self._processes, self._clock)
-        self._progress = Progress(self._clock)
+        warns = self._options.on_save_failure == "warn"
+        self._progress = Progress(self._clock, warns=warns)
         self._own: UserPolicyThread | None = None
         self._votes = Votes(self._rendezvous)
         with self._rendezvous.propagating_errors("join the host's agent"):
@@ -302,7 +308,8 @@ class CheckpointManager:
         Raises:
             SaveFailedError: Earlier saves failed or were dropped. Each is reported once. This step
                 may not have been saved; calling `save` again with the same step is allowed. With
-                `force`, and in a preemption, it was saved first.
+                `force`, and in a preemption, it was saved first. Never with
+                `on_save_failure="warn"`.
             FencedError: A newer attempt has taken over the run. This process saves nothing more.
             StepExistsError: The step is already saved, and `force` is not set.
             StepOrderError: The step is before the run's last one, also with `force`.
@@ -358,7 +365,7 @@ class CheckpointManager:
 
         Raises:
             SaveFailedError: An earlier save failed in the background. The last step is saved all
-                the same.
+                the same. Never with `on_save_failure="warn"`: `close` raises if this step fails.
             InvalidArgumentError: The step is invalid, or differs between processes.
             StepOrderError, FencedError, UnsupportedLeafError: As for `save`.
             ProcessLostError: Another process has ended.
@@ -560,7 +567,8 @@ class CheckpointManager:
                 policy says. For programs whose agent ends with them, as in a container.
 
         Raises:
-            SaveFailedError: Saves failed, were dropped or are not confirmed, or no agent answers.
+            SaveFailedError: Saves failed, were dropped or are not confirmed, or no agent answers;
+                with `on_save_failure="warn"` only if nothing newer is safe.
             AgentUnavailableError: No agent answers, with `remote`.
             WaitTimeoutError: The timeout has passed. Saving continues.
             WaitInterruptedError: A preemption signal arrived during the call. Saving continues.
@@ -636,7 +644,8 @@ class CheckpointManager:
         and does not wait for a host of which nothing is heard.
 
         Raises:
-            SaveFailedError: A save failed that no earlier error has reported.
+            SaveFailedError: A save failed that no earlier error has reported; with
+                `on_save_failure="warn"` only if nothing newer is safe.
             WaitTimeoutError: Saves are not durable after an hour, or after 5 s if the hosts did not
                 agree where to stop for a preemption.
             WaitInterruptedError: A preemption signal arrived during the call.

@@ -190,6 +190,9 @@ class Finisher:
         is_due = position.progress.is_becoming_durable(checkpoint)
         if is_due or position.progress.is_committed(checkpoint):
             return Having.DURABLE
+        if position.progress.is_undurable(checkpoint):
+            # Its agents have given it up, and do not report that again: it is saved anew.
+            return Having.NOTHING
         if checkpoint.step > position.steps.floor:
             if not is_accepted:
                 return Having.NOTHING

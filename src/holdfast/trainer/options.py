@@ -11,6 +11,7 @@ import signal
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, field
+from typing import Literal
 
 from holdfast.coordination.messages import NAME_CHARS_MAX
 from holdfast.environment import INTERFACE_VARIABLE, PROMETHEUS_VARIABLE
@@ -235,6 +236,23 @@ def remote_tier(given: object) -> RemoteTier | None:
     )
 
 
+OnSaveFailure = Literal["raise", "warn"]
+"""What a save that fails in the background does to the training."""
+
+
+def save_failure_mode(given: object) -> OnSaveFailure:
+    """Return what a user has given for failed saves.
+
+    Raises:
+        InvalidArgumentError: It is neither of the two.
+    """
+    if given == "raise" or given == "warn":
+        return given
+    raise InvalidArgumentError(
+        f"CheckpointManager(on_save_failure=...): expected 'raise' or 'warn', found {given!r}"
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
     """All arguments of a manager except its directory."""
@@ -246,6 +264,7 @@ class Options:
     remote: RemoteTier | None = None
     takeover: bool
     process: ProcessHooks = field(default_factory=ProcessHooks)
+    on_save_failure: OnSaveFailure = "raise"
 
     @property
     def durable_policies(self) -> TierPolicies:

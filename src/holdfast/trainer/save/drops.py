@@ -99,6 +99,11 @@ class Drops:
             self._drops = {a: d for a, d in self._drops.items() if not self._is_replaced(a, d)}
             self._count()
 
+    def is_secured(self, checkpoint: CheckpointId, *, is_durable: bool) -> bool:
+        """Return whether a checkpoint, or a later one, is committed, or else protected."""
+        secured = self._committed if is_durable else self._protected
+        return secured is not None and checkpoint.age <= secured
+
     def remove_all(self) -> None:
         """Remove all drops."""
         self._drops.clear()

@@ -1,5 +1,8 @@
 """Track the accepted saves that have not ended, and the failures that were not raised yet.
 
+A manager that warns of failed saves, instead of raising their failures, has them logged, each once.
+The calls that wait for all saves raise them if the last save is among them.
+
 A save for RAM alone has ended for the training once it is sealed. Until all hosts together protect
 it, it may still be dropped, which is a failure as for any other save (`trainer.save.drops`). The
 calls that end the training wait for that protection, until none was reported for `CONFIRM_SECS`.
@@ -47,6 +50,8 @@ STOPPED_BY: dict[str, type[HoldfastError]] = {"fenced": FencedError, "lost": Sto
 """The errors of the notices that end all saving: another attempt, or a removed directory."""
 
 STEPS_SHOWN_MAX = 10
+WARNED_MAX = 100
+"""Of how many saves that failed with a warning the errors are kept, until a later one is safe."""
 WATCH_SECS = 1.0
 LOG_SECS = 10.0
 """How often a wait logs what it waits for."""
@@ -89,15 +94,25 @@ class _Save:
 
 
 class Progress:
-    """The state of each accepted save."""
+    """The state of each accepted save.
 
-    def __init__(self, clock: Clock) -> None:
+    Args:
+        clock: The time.
+        warns: Log the failures of saves, instead of raising them at the next call.
+    """
+
+    def __init__(self, clock: Clock, *, warns: bool = False) -> None:
         self._clock = clock
+        self._warns = warns
         self._drops = Drops()
         self._sealed: dict[CheckpointId, _Save] = {}
         self._changed = Condition()
         self._saves: dict[CheckpointId, _Save] = {}
         self._failures: deque[HoldfastError] = deque()
+        self._warned: deque[SaveFailedError] = deque(maxlen=WARNED_MAX)
+        """Failures that were logged, in the order in which they came."""
+        self._last = dict[bool, CheckpointId]()
+        """The newest accepted save, and by True the newest one for the durable tier."""
         self._accepted_count = 0
         self._durable_count = 0
         self._ended_secs = dict.fromkeys(Reach, -math.inf)
@@ -111,6 +126,8 @@ class Progress:
         self._is_stopped = False
         self._committed: CheckpointId | None = None
         """The newest checkpoint that was reported as committed, until it is deleted."""
+        self._undurable: CheckpointId | None = None
+        """The last checkpoint that could not be made durable."""
         self._unpreserved: set[CheckpointId] = set()
         self._preserved: deque[CheckpointId] = deque(maxlen=PRESERVED_MAX)
         self._upload_count = 0
@@ -138,6 +155,9 @@ class Progress:
         """
         with self._changed:
             self._saves[checkpoint] = _Save(durable, by_step)
+            for is_durable in {False, durable}:
+                newest = self._last.get(is_durable, checkpoint)
+                self._last[is_durable] = max(checkpoint, newest, key=lambda each: each.age)
             self._accepted_count += 1
             self._durable_count += durable
 
@@ -297,6 +317,10 @@ class Progress:
 
     def fail_save(self, checkpoint: CheckpointId, reason: str) -> None:
         """End a failed save; `raise_failure` reports it once. An unknown save is ignored."""
+        with self._changed:
+            save = self._saves.get(checkpoint)
+            if save is not None and save.is_durable_due:
+                self._undurable = checkpoint
         self._fail_save(checkpoint, reason, "the checkpoint was not made", "is not saved")
 
     def fail_unconfirmed(self, checkpoint: CheckpointId, reason: str) -> None:
@@ -317,13 +341,21 @@ class Progress:
                 message = f"save step {checkpoint.step}: {outcome}: {reason}"
                 if not reason.endswith(NOTHING_SAVED):
                     message += ". Training may continue; later saves are attempted as usual"
-                self._failures.append(SaveFailedError(checkpoint.step, message))
-                self._has_failed = True
-                # Storage may fail for hours: only the first failure since a success is a warning.
-                level = logging.DEBUG if self._has_warned_failure else logging.WARNING
+                self._add_failure(SaveFailedError(checkpoint.step, message))
+                # Storage may fail for hours: of failures that are raised only the first one since a
+                # success is a warning.
+                is_repeated = self._has_warned_failure and not self._warns
+                level = logging.DEBUG if is_repeated else logging.WARNING
                 self._has_warned_failure = True
                 log.log(level, "step %d %s: %s", checkpoint.step, brief, reason)
             self._changed.notify_all()
+
+    def _add_failure(self, error: SaveFailedError) -> None:
+        if self._warns:
+            self._warned.append(error)
+        else:
+            self._failures.append(error)
+            self._has_failed = True
 
     def fail_all(self, reason: str) -> None:
         """Fail every pending save as not confirmed: the agent is unreachable."""
@@ -376,12 +408,16 @@ class Progress:
         in turn.
 
         Raises:
-            SaveFailedError: Accepted saves were dropped.
+            SaveFailedError: Accepted saves were dropped, and failures are raised.
         """
         with self._changed:
             now_secs, error = self._clock.monotonic(), None
             if now_secs >= self._drops.due_at_secs:
                 error = self._drops.take_failure(now_secs, self._in_progress(), is_final=False)
+            if error is not None and self._warns:
+                log.warning("%s", error)
+                self._add_failure(error)
+                error = None
         is_saved = False
         try:
             yield
@@ -437,8 +473,18 @@ class Progress:
         with self._changed:
             dropped = self._drops.take_failure(self._clock.monotonic(), {}, is_final=True)
             if dropped is not None:
-                self._failures.append(dropped)
+                self._add_failure(dropped)
+            if not self._is_last_safe():
+                self._failures.extend(self._warned)
+            self._warned.clear()
         self.raise_failure()
+
+    def _is_last_safe(self) -> bool:
+        """Return whether the last save, and the last one for the durable tier, is secured."""
+        return all(
+            self._drops.is_secured(checkpoint, is_durable=is_durable)
+            for is_durable, checkpoint in self._last.items()
+        )
 
     def _await_confirmations(
         self, timeout_secs: float, watch: Callable[[], None]
@@ -494,6 +540,11 @@ class Progress:
         """Return whether it is the newest one that was reported as committed."""
         with self._changed:
             return checkpoint == self._committed
+
+    def is_undurable(self, checkpoint: CheckpointId) -> bool:
+        """Return whether it is the last one that could not be made durable."""
+        with self._changed:
+            return checkpoint == self._undurable
 
     def note_deleted(self, checkpoint: CheckpointId) -> None:
         """Record that a checkpoint was deleted."""
