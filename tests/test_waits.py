@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import sys
+import threading
 from collections.abc import Iterator
+from concurrent.futures import Future
 from types import FrameType
 from typing import Any
 
@@ -57,3 +60,56 @@ def test_a_call_whose_end_was_cut_off_ends_no_later_one() -> None:
         with pytest.raises(WaitInterruptedError, match="next: ended by SIGINT"):
             waits.check()
     assert isinstance(interruption, KeyboardInterrupt)
+
+
+def test_ctrl_c_leaves_a_call_that_does_not_return_in_the_main_thread_and_in_its_pools() -> None:
+    going_on, begun, is_slow = threading.Event(), threading.Semaphore(0), threading.Event()
+    jobs, readers = list[Future[bool]](), list[threading.Thread]()
+
+    def call() -> bool:
+        begun.release()
+        return going_on.wait(60)
+
+    def read() -> bool:
+        readers.append(threading.current_thread())
+        return waits.interruptible(call, is_slow.set, 0.05)
+
+    def press() -> None:
+        for _ in range(3):
+            begun.acquire()
+        is_slow.wait()
+        os.kill(os.getpid(), signal.SIGINT)
+
+    def read_on_three_threads() -> None:
+        with waits.thread_pool(2, "reading") as pool:
+            jobs.extend(pool.submit(read) for _ in range(2))
+            read()
+
+    pressing = threading.Thread(target=press)
+    pressing.start()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            read_on_three_threads()
+        for job in jobs:
+            with pytest.raises(WaitInterruptedError):
+                job.result(0)
+        # They do not hold up the end of the process.
+        assert [t for t in readers if t.is_alive()] == [threading.main_thread()]
+    finally:
+        going_on.set()
+        is_slow.set()
+        pressing.join()
+
+
+def test_a_call_in_a_thread_of_the_program_is_made_there() -> None:
+    makers = list[threading.Thread]()
+
+    def call() -> None:
+        makers.append(threading.current_thread())
+
+    thread = threading.Thread(target=lambda: waits.interruptible(call, lambda: None, 60.0))
+    thread.start()
+    thread.join()
+    waits.interruptible(call, lambda: None, 60.0)
+    assert makers[0] is thread
+    assert makers[1] is not threading.main_thread()

@@ -12,6 +12,10 @@ Invariants:
   two operations (Ctrl-C) may cut off a call's end: a call counts as long as its frame is running.
 
 Assumes that no wait on such a thread lasts much longer than `POLL_SECS` without `check`.
+
+Some calls of other libraries notice no signal before they return, such as a request to a service
+that does not answer. `interruptible` makes them on a thread of its own, so that a Ctrl-C ends the
+wait for them in the main thread, and with it in the threads of a `thread_pool`.
 """
 
 from __future__ import annotations
@@ -21,8 +25,8 @@ import math
 import signal
 import sys
 import threading
-from collections.abc import Callable
-from concurrent.futures import Future, wait
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from inspect import CO_GENERATOR
@@ -203,3 +207,85 @@ def sleep(clock: Clock, secs: float) -> None:
         part_secs = slice_secs(secs)
         clock.sleep(part_secs)
         secs -= part_secs
+
+
+def begin_call(call: Callable[[], T]) -> Future[T]:
+    """Begin a call on a thread of its own, which does not delay the end of the process.
+
+    It cannot be cancelled.
+    """
+    future: Future[T] = Future()
+    future.set_running_or_notify_cancel()
+
+    def work() -> None:
+        # Once the caller is gone, nothing takes the result.
+        with contextlib.suppress(RuntimeError):
+            try:
+                result = call()
+            except BaseException as error:
+                future.set_exception(error)
+            else:
+                future.set_result(result)
+
+    threading.Thread(target=work, name="holdfast-call", daemon=True).start()
+    return future
+
+
+_pool = threading.local()
+"""`is_left`: in a thread of a pool of the main thread, whether its block was left at Ctrl-C."""
+
+
+@contextlib.contextmanager
+def thread_pool(count: int, name: str) -> Iterator[ThreadPoolExecutor]:
+    """Yield a pool whose threads end with the block, also those in an `interruptible` call.
+
+    Args:
+        count: How many threads it has at most.
+        name: What the names of its threads begin with.
+    """
+    is_main = threading.current_thread() is threading.main_thread()
+    is_left = threading.Event() if is_main else getattr(_pool, "is_left", None)
+
+    def enter() -> None:
+        _pool.is_left = is_left
+
+    with ThreadPoolExecutor(count, name, initializer=enter) as pool:
+        try:
+            yield pool
+        except (KeyboardInterrupt, SystemExit):
+            if is_left is not None:
+                is_left.set()
+                pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+def interruptible(call: Callable[[], T], on_slow: Callable[[], None], slow_secs: float) -> T:
+    """Return the result of a call that notices no signal, where an interruption must end it.
+
+    That is in the main thread, and in those of its `thread_pool`s. There the call is made on
+    another thread, which an interruption leaves behind: the call must change nothing of its
+    caller's then.
+
+    Args:
+        call: The call.
+        on_slow: Called in the main thread once it has lasted for `slow_secs`.
+        slow_secs: See there.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C was pressed, in the main thread.
+        WaitInterruptedError: The block of this thread's pool was left by an interruption.
+    """
+    is_left: threading.Event | None = getattr(_pool, "is_left", None)
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main and is_left is None:
+        return call()
+    future = begin_call(call)
+    slow_at_secs = SystemClock.monotonic() + slow_secs
+    # In slices: a signal that another thread has received interrupts no wait of the main thread.
+    while not wait([future], POLL_SECS)[0]:
+        if is_left is not None and is_left.is_set():
+            raise WaitInterruptedError("a request was abandoned after an interruption")
+        if is_main and SystemClock.monotonic() >= slow_at_secs:
+            slow_at_secs = math.inf
+            on_slow()
+    return future.result()

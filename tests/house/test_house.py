@@ -38,9 +38,7 @@ BROAD_EXCEPTS: dict[str, str] = {
     "src/holdfast/host/tiers/storage_worker.py:StorageWorker.pull": OPERATION,
     "src/holdfast/host/tiers/mirror_worker.py:MirrorWorker._write": OPERATION,
     "src/holdfast/host/tiers/mirror_worker.py:MirrorWorker._commit": OPERATION,
-    "src/holdfast/host/tiers/daemon_threads.py:begin_call.work": (
-        "the top of a thread; its caller gets it"
-    ),
+    "src/holdfast/waits.py:begin_call.work": ("the top of a thread; its caller gets it"),
     "src/holdfast/demo/train.py:main": (
         "the top of a process, which tells the error and ends; other ends wait for other processes"
     ),

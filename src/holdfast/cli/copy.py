@@ -5,9 +5,13 @@ from __future__ import annotations
 import click
 
 from holdfast.cli import output
+from holdfast.cli.interruption import ends_at_interrupt
 from holdfast.cli.output import counted
 from holdfast.quantities import size_text
 from holdfast.trainer.run_copies import copy_run
+
+UPLOADS_SECS = 1.0
+"""How long uploads, which notice no Ctrl-C, may go on after it. What is cut off is not visible."""
 
 
 @click.command()
@@ -15,6 +19,7 @@ from holdfast.trainer.run_copies import copy_run
 @click.argument("target", metavar="TARGET", type=click.Path())
 @click.argument("steps", metavar="[STEP]...", type=click.IntRange(min=0), nargs=-1)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@ends_at_interrupt(UPLOADS_SECS)
 def copy(directory: str, target: str, steps: tuple[int, ...], as_json: bool) -> None:
     """Copy the durable checkpoints of the run in DIR to TARGET, or only those of the STEPs.
 

@@ -6,7 +6,7 @@ garbage collector, it is printed and dropped; C++ code makes another error of it
 Invariants:
 - After the first Ctrl-C the command ends as interrupted, whatever the libraries raise or return.
 - Nothing is printed after it: threads of libraries that still run find their files removed.
-- The process ends at the second Ctrl-C, or `LIMIT_SECS` after the first, wherever it is.
+- The process ends at the second Ctrl-C, or `limit_secs` after the first, wherever it is.
 """
 
 from __future__ import annotations
@@ -29,11 +29,14 @@ INTERRUPTED = 130
 
 
 @contextlib.contextmanager
-def ends_at_interrupt() -> Iterator[None]:
+def ends_at_interrupt(limit_secs: float = LIMIT_SECS) -> Iterator[None]:
     """Run the body so that Ctrl-C ends it by KeyboardInterrupt and by nothing else.
 
     The process must end after that: it prints no errors of libraries any more. Where Ctrl-C has
     another handler, or outside the main thread, the body runs as it is.
+
+    Args:
+        limit_secs: How long the body may go on after Ctrl-C, before the process is ended.
 
     Raises:
         KeyboardInterrupt: Ctrl-C was pressed in the body.
@@ -42,7 +45,7 @@ def ends_at_interrupt() -> Iterator[None]:
     if not is_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         yield
         return
-    interruption = _Interruption()
+    interruption = _Interruption(limit_secs)
     signal.signal(signal.SIGINT, interruption.take_signal)
     try:
         yield
@@ -57,7 +60,8 @@ def ends_at_interrupt() -> Iterator[None]:
 class _Interruption:
     """Ctrl-C in the body of `ends_at_interrupt`. The main thread alone changes it."""
 
-    def __init__(self) -> None:
+    def __init__(self, limit_secs: float) -> None:
+        self._limit_secs = limit_secs
         self.is_signalled = False
         self.is_over = False
         """Whether the body has ended."""
@@ -76,7 +80,7 @@ class _Interruption:
         if not self.is_signalled:
             self.is_signalled = True
             self._silence()
-            _after(LIMIT_SECS, self._end_now)
+            _after(self._limit_secs, self._end_now)
         if not self.is_over:
             raise KeyboardInterrupt
 

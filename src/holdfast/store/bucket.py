@@ -25,11 +25,11 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Protocol, TypeVar
 
+from holdfast import waits
 from holdfast.clock import Clock
 from holdfast.errors import (
     CheckpointDamagedError,
@@ -358,7 +358,7 @@ class BucketStore(Store):
         def create(number: int) -> bool:
             return self._tried(lambda: self._bucket.create(name, b"%d" % number))
 
-        with removed_after(self, key), ThreadPoolExecutor(CREATORS, "holdfast-probe") as pool:
+        with removed_after(self, key), waits.thread_pool(CREATORS, "holdfast-probe") as pool:
             winners = sum(pool.map(create, range(CREATORS)))
         if winners > 1:
             raise StorageRefusedError(

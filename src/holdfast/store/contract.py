@@ -20,10 +20,10 @@ See docs/decisions/0048.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from typing import NamedTuple, Protocol
 
+from holdfast import waits
 from holdfast.errors import HoldfastError, InvalidArgumentError
 from holdfast.format.buffers import Buffer
 
@@ -272,7 +272,7 @@ def read_each(
     thread_count = min(at_once, len(keys))
     if thread_count <= 1:
         return [read(key) for key in keys]
-    with ThreadPoolExecutor(thread_count, "holdfast-get") as pool:
+    with waits.thread_pool(thread_count, "holdfast-get") as pool:
         return [*pool.map(read, keys)]
 
 

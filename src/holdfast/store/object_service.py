@@ -15,8 +15,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import os
 import re
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -24,6 +26,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
+from holdfast import waits
 from holdfast.errors import (
     HoldfastError,
     InvalidArgumentError,
@@ -44,6 +47,8 @@ PAGE_COUNT_MAX = 1_000
 CONNECT_SECS = 5
 REQUEST_SECS = 60
 """The time of one small request."""
+SILENT_SECS = 5
+"""After this time without an answer a request in the main thread is logged."""
 PART_SECS = 300
 """The time of one part: 16 MiB at 0.06 MB/s."""
 PART_RETRY_SECS = 120
@@ -128,6 +133,8 @@ MISSING_BUCKET_CODES = ("NoSuchBucket", "ContainerNotFound")
 
 T = TypeVar("T")
 
+log = logging.getLogger(__name__)
+
 
 class ServiceBucket:
     """A `Bucket` of a service. Thread-safe."""
@@ -143,6 +150,8 @@ class ServiceBucket:
         self._large = large
         self._api = obstore
         self._errors = exceptions
+        self._is_silence_logged = False
+        """Whether it was logged that the service does not answer, since it has last."""
 
     def __repr__(self) -> str:
         return f"ServiceBucket({self._url})"
@@ -173,7 +182,8 @@ class ServiceBucket:
                 max_concurrency=PARTS_AT_ONCE,
             )
 
-        self._request("upload", key, upload)
+        # Made here: left behind, it would read its parts while the caller ends them.
+        self._translating("upload", key, upload)
 
     def _put(self, store: Any, key: str, data: object, **options: object) -> None:
         self._api.put(store, key, data, **options)
@@ -187,6 +197,8 @@ class ServiceBucket:
         return self._request("read", key, head)
 
     def read_into(self, key: str, version: str, start_bytes: int, target: memoryview) -> None:
+        loan = _Loan(target)
+
         def read() -> None:
             options: dict[str, object] = {"range": (start_bytes, start_bytes + len(target))}
             if version:
@@ -202,7 +214,7 @@ class ServiceBucket:
             for piece in answer.stream(min_chunk_size=PIECE_SIZE_BYTES):
                 stop_bytes = filled_bytes + len(piece)
                 if stop_bytes <= len(target):
-                    target[filled_bytes:stop_bytes] = piece
+                    loan.store(filled_bytes, piece)
                 filled_bytes = stop_bytes
             if filled_bytes != len(target):
                 raise StorageError(
@@ -210,7 +222,10 @@ class ServiceBucket:
                     f"{start_bytes} on, the answer has {filled_bytes}"
                 )
 
-        self._request("read", key, read)
+        try:
+            self._request("read", key, read)
+        finally:
+            loan.end()
 
     def get(self, key: str, size_max_bytes: int) -> bytes:
         def read() -> bytes:
@@ -256,6 +271,29 @@ class ServiceBucket:
         self._request("delete", keys[0], call)
 
     def _request(self, request: str, key: str, call: Callable[[], T]) -> T:
+        """Return the result of `call`, which an interruption may leave behind."""
+
+        def log_silence() -> None:
+            if not self._is_silence_logged:
+                self._is_silence_logged = True
+                log.warning(
+                    "%s %s in %s: the service has not answered for %d s; the request is given up "
+                    "after %d s, and repeated",
+                    request,
+                    key,
+                    self._url,
+                    SILENT_SECS,
+                    REQUEST_SECS,
+                )
+
+        def answered() -> T:
+            answer = waits.interruptible(call, log_silence, SILENT_SECS)
+            self._is_silence_logged = False
+            return answer
+
+        return self._translating(request, key, answered)
+
+    def _translating(self, request: str, key: str, call: Callable[[], T]) -> T:
         """Return the result of `call`; the client's exceptions become Holdfast's."""
         try:
             return call()
@@ -314,6 +352,25 @@ class ServiceBucket:
         if request != "upload" or self._service is not S3 or not _leaves_parts_unsigned():
             return ""
         return f". If the bucket's policy refuses unsigned payloads, set {UNSIGNED_PAYLOAD}=false"
+
+
+class _Loan:
+    """Memory that a request fills, until it is taken back: the request may have been abandoned."""
+
+    def __init__(self, memory: memoryview) -> None:
+        self._memory: memoryview | None = memory
+        self._lock = threading.Lock()
+
+    def store(self, start_bytes: int, piece: Buffer) -> None:
+        """Copy a piece to that place; nothing after the end."""
+        with self._lock:
+            if self._memory is not None:
+                self._memory[start_bytes : start_bytes + len(piece)] = piece
+
+    def end(self) -> None:
+        """Take the memory back."""
+        with self._lock:
+            self._memory = None
 
 
 def _unreached(where: str, text: str) -> StorageError | None:

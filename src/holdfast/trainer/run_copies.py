@@ -11,11 +11,11 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 import msgspec
 
+from holdfast import waits
 from holdfast.clock import SystemClock
 from holdfast.engine.lifecycle.attempts import newest_tier
 from holdfast.engine.lifecycle.catalog import list_folder, list_stores
@@ -306,7 +306,7 @@ def _copy_parts(sources: CheckpointSources, target: Store, progress: Progress) -
         copy_part_once(copies, target, listed)
         return copies[0].part.image_size_bytes
 
-    with ThreadPoolExecutor(PARTS_AT_ONCE, "holdfast-copy") as pool:
+    with waits.thread_pool(PARTS_AT_ONCE, "holdfast-copy") as pool:
         jobs = [pool.submit(copy, copies) for copies in sources.parts]
         try:
             for job in jobs:

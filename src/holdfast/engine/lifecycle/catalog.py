@@ -8,9 +8,10 @@ See docs/decisions/0029.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import CancelledError, ThreadPoolExecutor, wait
+from concurrent.futures import CancelledError, wait
 from dataclasses import dataclass, field
 
+from holdfast import waits
 from holdfast.errors import StorageError
 from holdfast.format.names import (
     CHECKPOINTS,
@@ -107,7 +108,7 @@ def list_stores(
         StorageError: another store cannot be listed.
     """
     peers = [store for store in stores if store.is_optional]
-    with ThreadPoolExecutor(min(peers_at_once, len(peers)) or 1, "holdfast-list") as pool:
+    with waits.thread_pool(min(peers_at_once, len(peers)) or 1, "holdfast-list") as pool:
         listings = {store.name: pool.submit(list_checkpoints, store) for store in peers}
         try:
             tiers = {s.name: list_checkpoints(s) for s in stores if s not in peers}

@@ -139,7 +139,7 @@ class Filling:
         near = [entry for entry in self._wanted if entry[0] not in self._remote]
         thread_count = REMOTE_THREAD_COUNT if self._remote else THREAD_COUNT
         # The exit order ends the threads before it closes the images, also after an error.
-        with ExitStack() as images, ThreadPoolExecutor(thread_count, "holdfast-restore") as pool:
+        with ExitStack() as images, waits.thread_pool(thread_count, "holdfast-restore") as pool:
             if exchange is not None:
                 # The others do not wait for this rank any more.
                 images.callback(exchange.end)
@@ -559,7 +559,7 @@ class _SpanFilling:
         read = [*(job for job in shared if job.role.source is None), *alone]
         taken = [job for job in shared if job.role.source is not None]
         queues = _SpanQueue(iter(read), False), _SpanQueue(iter(taken), True)
-        with ThreadPoolExecutor(THREAD_COUNT, "holdfast-take") as takers:
+        with waits.thread_pool(THREAD_COUNT, "holdfast-take") as takers:
             streams = [
                 threads.submit(self._stream, queue)
                 for queue, threads, count in (

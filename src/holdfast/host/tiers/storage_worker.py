@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import TypeVar
 
+from holdfast import waits
 from holdfast.coordination import effects, inputs
 from holdfast.coordination.settings import LEASE_SECS, PULLS_MAX
 from holdfast.engine.lifecycle.attempts import AttemptStart, begin_attempt, newest_attempt
@@ -49,7 +50,7 @@ from holdfast.format.records import AttemptRecord, CheckpointSpec, Manifest
 from holdfast.format.timeline import last_steps
 from holdfast.host.driver.agent_run import AgentRun
 from holdfast.host.driver.attached_trainers import AttachedTrainers
-from holdfast.host.tiers.daemon_threads import begin_call, in_thread
+from holdfast.host.tiers.daemon_threads import in_thread
 from holdfast.host.tiers.opening_listing import OpeningListing
 from holdfast.host.tiers.ram_attempts import (
     foreign_attempts,
@@ -627,7 +628,7 @@ class StorageWorker:
         Storage that does not answer holds the calling thread for `RELEASE_SECS` at most.
         """
         removals = [
-            begin_call(functools.partial(leases.remove_before, attempt.number))
+            waits.begin_call(functools.partial(leases.remove_before, attempt.number))
             for leases in self._leases()
         ]
         wait(removals, RELEASE_SECS)
