@@ -19,6 +19,7 @@ from holdfast.policy import (
     save_decision_policy,
     save_evaluation,
 )
+from tests.manifests import manifest_path
 from tests.trust.in_process import InProcessHost, in_process_host
 
 
@@ -172,3 +173,23 @@ def test_a_process_of_another_pid_namespace_is_refused_by_that_reason(tmp_path: 
         # The kernel reports a process that the agent's namespace does not have as 0.
         with pytest.raises(RunBusyError, match=r"another PID namespace.*HOLDFAST_RAM"):
             host.call(host.service.attach(stranger("another"), 0))
+
+
+def test_a_takeover_reaches_an_attempt_whose_agent_has_another_ram_folder(tmp_path: Path) -> None:
+    with (
+        in_process_host(tmp_path, folder=tmp_path / "one") as first,
+        in_process_host(tmp_path, folder=tmp_path / "other") as second,
+    ):
+        first.start_agent()
+        fenced = first.attach()
+        first.save(fenced, 1)
+        first.settle()
+        second.start_agent()
+        trainer = second.attach(takeover=True)
+        assert (trainer.attempt.number, trainer.place.origin.step) == (2, 1)
+        first.save(fenced, 2)
+        first.settle()
+        assert first.agent.trainers.group is None
+        notices = first.call(first.agent.trainers.notices.after(0)).notices
+        assert "attempt 2 has taken the run over from attempt 1" in notices[-1].reason
+        assert [step for step in (1, 2) if manifest_path(tmp_path / "run", step).exists()] == [1]
