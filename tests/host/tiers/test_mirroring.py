@@ -45,6 +45,7 @@ from holdfast.store.disk import DiskStore
 from tests.attempts import attempt_id, checkpoint_id
 from tests.engine.making import memory_folder
 from tests.hosts import events, wait_until
+from tests.manifests import manifest_path
 from tests.store.failing_files import CHANGES, FailingFileSystem, FailurePlan, Fault
 from tests.trust.in_process import (
     RUN_ID,
@@ -166,6 +167,42 @@ def test_a_start_uses_a_remote_tier_that_was_deleted_and_made_anew(is_live: bool
         assert [
             c.step for c, listing in list_checkpoints(anew).items() if listing.is_committed
         ] == [2]
+
+
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_a_start_from_the_remote_tier_finishes_a_copy_that_lacks_its_commit(is_whole: bool) -> None:
+    with memory_folder() as root, in_process_host(Path(root)) as host:
+        place = Path(root, "remote")
+        place.mkdir()
+        remote = DiskStore(place, host.clock, tier="remote")
+        create_run(remote, str(place), RUN_ID, host.clock.now())
+        host.remote_request = RemoteRequest(
+            place=str(place),
+            save=save_evaluation.encode(FixedIntervalPolicy(1)).decode(),
+            preserve=preservation_evaluation.encode(LatestN(2)).decode(),
+        )
+        host.start_agent()
+        trainer = host.attach()
+        for step in (1, 2):
+            host.save(trainer, step)
+            host.settle()
+            host.clock.sleep(PAUSE_SECS_MAX)
+            host.call(host.agent.mirroring.act())
+            host.settle()
+        manifest_path(place, 2).unlink()
+        if not is_whole:
+            next(place.glob("checkpoints/000000002.*/part-*")).unlink()
+        host.kill_trainer(trainer)
+        host.crash_agent()
+        # The machine is lost.
+        for lost in (host.run, host.folder):
+            shutil.rmtree(lost)
+            lost.mkdir(mode=0o700)
+        host.open_run()
+        share_attempts(DiskStore(host.run, host.clock), remote)
+        host.start_agent()
+        assert host.attach().place.origin.step == (2 if is_whole else 1)
+        assert manifest_path(place, 2).exists() == is_whole
 
 
 def test_each_failing_operation_leaves_no_half_checkpoint_and_the_next_try_succeeds(

@@ -14,7 +14,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from holdfast.engine.lifecycle.attempts import mend_attempts
-from holdfast.engine.lifecycle.catalog import Listing
+from holdfast.engine.lifecycle.catalog import Listing, left_over
 from holdfast.engine.lifecycle.commit import commit
 from holdfast.engine.lifecycle.newest import NewestListing, list_newest
 from holdfast.engine.lifecycle.references import ReusedImages, remove_durable
@@ -89,6 +89,22 @@ def recover(
     for prefix in (RUN_FILE, ATTEMPTS, CHECKPOINTS, LEASES) if attempt is None else ():
         durable.discard_unfinished(prefix)
     return Recovery(committed=tuple(committed), cleared=tuple(cleared), mended=mended)
+
+
+def finish_copies(remote: DurableStore, listing: NewestListing) -> None:
+    """Commit the checkpoints of a remote tier whose parts are all there; note that in `listing`.
+
+    Their copies were interrupted before the manifest. A manifest follows from the parts, so it does
+    not matter whether the agent that copied them still lives, and commits them too.
+
+    Raises:
+        StorageError: some may be uncommitted still; the call may be repeated.
+    """
+    limits, remains = last_steps(listing.attempts), left_over(listing.checkpoints)
+    for checkpoint, entry in listing.with_objects.items():
+        counts = checkpoint.step <= limits.get(checkpoint.attempt, -1)
+        if not entry.is_committed and counts and checkpoint not in remains:
+            entry.is_committed = _finish(remote, checkpoint, entry, ReusedImages())
 
 
 def _finish(

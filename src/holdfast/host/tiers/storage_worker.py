@@ -31,6 +31,7 @@ from holdfast.engine.lifecycle.commit import (
 )
 from holdfast.engine.lifecycle.leases import Lease, Leases, LeaseWriter, newest_lease
 from holdfast.engine.lifecycle.newest import NewestListing, list_newest
+from holdfast.engine.lifecycle.recovery import finish_copies
 from holdfast.engine.lifecycle.references import ReusedImages
 from holdfast.engine.lifecycle.run import check_run, deletion_text
 from holdfast.engine.saving.part_layouts import PartLayouts
@@ -490,7 +491,10 @@ class StorageWorker:
         if not effect.attempt:
             self._known_remote_attempts = {}
         try:
-            return list_newest(remote.store, self._known_remote_attempts, since_step)
+            listing = list_newest(remote.store, self._known_remote_attempts, since_step)
+            if not effect.attempt:
+                finish_copies(remote.store, listing)
+            return listing
         except (CheckpointDamagedError, StorageError) as error:
             if self._trainers.group is None:
                 raise type(error)(f"list the remote tier {remote.place}: {error}") from error
