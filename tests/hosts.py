@@ -24,6 +24,7 @@ from holdfast.local_agent.client import AgentGoneError
 from holdfast.local_agent.place import LOCK, SOCKET
 from holdfast.observe.events.reader import read_events
 from holdfast.observe.events.schema import Event
+from tests import prepared
 
 ROOT = Path(__file__).parents[1]
 WAIT_SECS = 60.0
@@ -50,11 +51,20 @@ class Host:
         paths = (variables.get("PYTHONPATH", ""), str(ROOT))
         return variables | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
 
-    def start(self, script: Path | str, *arguments: object, **extra: str) -> subprocess.Popen[str]:
-        """Starts a Python script on this host."""
+    def start(
+        self, script: Path | str, *arguments: object, stem: str = "", **extra: str
+    ) -> subprocess.Popen[str]:
+        """Starts a Python script on this host, where `stem` names a kind of `prepared.MODULES`
+        forked from a process that has imported these.
+        """
+        command = [str(script), *map(str, arguments)]
+        environment = self.environment | extra
+        if stem and not self.prefix:
+            self.trainers.append(prepared.start(stem, command, environment))
+            return self.trainers[-1]
         process = subprocess.Popen(
-            [*self.prefix, sys.executable, str(script), *map(str, arguments)],
-            env=self.environment | extra,
+            [*self.prefix, sys.executable, *command],
+            env=environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

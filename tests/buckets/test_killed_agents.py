@@ -99,7 +99,7 @@ def judged(url: str) -> tuple[Outcome, int]:
     """What a new host finds in the run and makes of it, and the step at which it goes on."""
     with host("host-b") as other:
         other.variables |= _variables(other)
-        judge = Said(other.start(SCRIPT, "judge", url))
+        judge = Said(other.start(SCRIPT, "judge", url, stem="numpy"))
         judge.finish()
         told = judge.together()
     seen = {
@@ -138,7 +138,9 @@ def kill_once(
         try:
             for rank, one in enumerate(job):
                 one.variables |= _variables(one)
-                trainers.append(Said(one.start(SCRIPT, "train", url, go, folder, hosts, rank)))
+                trainers.append(
+                    Said(one.start(SCRIPT, "train", url, go, folder, hosts, rank, stem="numpy"))
+                )
             for trainer in trainers:
                 trainer.await_line("ready")
             agents = [one.agent().pid for one in job]

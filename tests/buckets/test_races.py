@@ -34,7 +34,7 @@ def race(hosts: list[Host], url: str, folder: Path, attempt: int) -> None:
     """Starts a job on each host at once; checks that one trains, and the other one names it."""
     folder.mkdir()
     gate, end = folder / "gate", folder / "end"
-    both = [Said(one.start(SCRIPT, url, gate, end)) for one in hosts]
+    both = [Said(one.start(SCRIPT, url, gate, end, stem="numpy")) for one in hosts]
     try:
         for one in both:
             one.await_line("waits")

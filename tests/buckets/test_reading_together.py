@@ -58,7 +58,7 @@ def images_read(proxy: FaultProxy) -> int:
 def start_ranks(hosts: Sequence[Host], folder: Path, url: str, **todo: Any) -> list[Any]:
     folder.mkdir()
     return [
-        one.start(RANK, folder, len(hosts), rank, url, json.dumps(todo))
+        one.start(RANK, folder, len(hosts), rank, url, json.dumps(todo), stem="numpy")
         for rank, one in enumerate(hosts)
     ]
 

@@ -27,18 +27,11 @@ INTERRUPTIBLE = (
 
 def holdfast(host: Host, *arguments: object, code: int = 0) -> subprocess.CompletedProcess[str]:
     """Runs one command to its end; it has to end with `code`, and never with a traceback."""
-    done = subprocess.run(
-        [sys.executable, "-m", "holdfast", *map(str, arguments)],
-        env=host.environment | {"COLUMNS": "100"},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=SECS_MAX,
-        check=False,
-    )
-    assert done.returncode == code, f"{done.returncode}\n{done.stdout}\n{done.stderr}"
-    assert "Traceback" not in done.stderr
-    return done
+    process = host.start("-m", "holdfast", *arguments, stem="commands", COLUMNS="100")
+    out, err = process.communicate(timeout=SECS_MAX)
+    assert process.returncode == code, f"{process.returncode}\n{out}\n{err}"
+    assert "Traceback" not in err
+    return subprocess.CompletedProcess(process.args, code, out, err)
 
 
 def answer(host: Host, *arguments: object, code: int = 0) -> dict:
@@ -53,7 +46,7 @@ def train(host: Host, run: Path, **options: object) -> None:
 
 def start_training(host: Host, run: Path, **options: object) -> subprocess.Popen[str]:
     """Starts to train."""
-    return host.start(TRAINER, run, json.dumps(options))
+    return host.start(TRAINER, run, json.dumps(options), stem="numpy")
 
 
 def training(run: Path, **options: object) -> list[str]:

@@ -85,10 +85,11 @@ def start_job(
 ) -> Job:
     """Starts one process on each host."""
     flags = f"--xla_force_host_platform_device_count={device_count}"
-    address = address or free_address()
+    address, stem = address or free_address(), todo.get("framework", "jax")
+    argument = json.dumps(todo)
     ranks = [
-        Said(one.start(script, address, len(hosts), rank, run, json.dumps(todo), XLA_FLAGS=flags))
-        for rank, one in enumerate(hosts)
+        Said(h.start(script, address, len(hosts), n, run, argument, stem=stem, XLA_FLAGS=flags))
+        for n, h in enumerate(hosts)
     ]
     return Job(hosts, run, ranks)
 

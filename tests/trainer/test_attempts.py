@@ -50,7 +50,9 @@ def state(value: int) -> dict[str, Any]:
 def test_a_second_live_attempt_is_refused_with_the_firsts_host_and_process(
     one_host: Host, tmp_path: Path
 ) -> None:
-    first = one_host.start(TRAINER, tmp_path / "run", 100000, json.dumps({"sleep": 0.01}))
+    first = one_host.start(
+        TRAINER, tmp_path / "run", 100000, json.dumps({"sleep": 0.01}), stem="jax"
+    )
     first.stdout.readline()
     with pytest.raises(errors.RunBusyError, match=rf"host-a .*process {first.pid}"):
         manager(tmp_path / "run")
@@ -61,7 +63,9 @@ def test_a_second_live_attempt_is_refused_with_the_firsts_host_and_process(
 def test_a_second_live_attempt_is_refused_also_by_a_new_agent(
     one_host: Host, tmp_path: Path
 ) -> None:
-    first = one_host.start(TRAINER, tmp_path / "run", 100000, json.dumps({"sleep": 0.01}))
+    first = one_host.start(
+        TRAINER, tmp_path / "run", 100000, json.dumps({"sleep": 0.01}), stem="jax"
+    )
     first.stdout.readline()
     one_host.kill_agent()
     with pytest.raises(errors.RunBusyError, match=f"process {first.pid}"):
@@ -97,9 +101,13 @@ def test_a_manager_replaces_the_one_that_the_process_had_of_the_run(
 def test_a_job_whose_processes_take_themselves_for_the_only_one_is_named_as_such(
     one_host: Host, tmp_path: Path
 ) -> None:
-    first = one_host.start(TRAINER, tmp_path / "run", 100000, json.dumps({"sleep": 0.01}))
+    first = one_host.start(
+        TRAINER, tmp_path / "run", 100000, json.dumps({"sleep": 0.01}), stem="jax"
+    )
     first.stdout.readline()
-    second = one_host.start(TRAINER, tmp_path / "run", 100000, json.dumps({"sleep": 0.01}))
+    second = one_host.start(
+        TRAINER, tmp_path / "run", 100000, json.dumps({"sleep": 0.01}), stem="jax"
+    )
     _, told = second.communicate(timeout=60)
     assert "RunBusyError" in told
     assert (
@@ -354,7 +362,9 @@ def test_the_agent_finishes_what_is_sealed_and_leaves_nothing_in_ram(
 ) -> None:
     run = tmp_path / "run"
     options = {"ram": {"linger_secs": 0.3, "every": 1}, "interval": 10**9}
-    trainer = one_host.start(TRAINER, run, 100000, json.dumps(options | {"sleep": 0.01}))
+    trainer = one_host.start(
+        TRAINER, run, 100000, json.dumps(options | {"sleep": 0.01}), stem="jax"
+    )
     wait_until(lambda: events(run, "sealed"))
     agent = one_host.agent()
     trainer.send_signal(signal.SIGKILL)
@@ -363,7 +373,7 @@ def test_the_agent_finishes_what_is_sealed_and_leaves_nothing_in_ram(
     committed = [e["step"] for e in events(run, "committed")]
     assert committed[-1] == sealed[-1]
     assert list(one_host.folder.iterdir()) == []
-    again = one_host.start(TRAINER, run, sealed[-1] + 5, json.dumps(options))
+    again = one_host.start(TRAINER, run, sealed[-1] + 5, json.dumps(options), stem="jax")
     first = json.loads(finished(again).splitlines()[0])
     assert first["start"] == sealed[-1] + 1
     assert set(first["sources"]) == {"durable"}
@@ -430,7 +440,7 @@ def test_a_manager_that_is_never_closed_still_seals_what_it_accepted(
         "manager = holdfast.CheckpointManager(sys.argv[1])\n"
         "assert manager.save(7, {'w': np.zeros(5_000_000)}, force=True)\n"
     )
-    finished(one_host.start(script, tmp_path / "run"))
+    finished(one_host.start(script, tmp_path / "run", stem="numpy"))
     with manager(tmp_path / "run") as again:
         assert again.resume({"w": np.zeros(5_000_000)})[0] == 8
 
@@ -488,7 +498,7 @@ def test_a_start_on_the_same_host_with_another_ram_folder_is_refused_and_changes
 ) -> None:
     run = tmp_path / "run"
     options = json.dumps({"sleep": 0.01, "interval": 10**6})
-    first = one_host.start(TRAINER, run, 100000, options)
+    first = one_host.start(TRAINER, run, 100000, options, stem="jax")
     first.stdout.readline()
     wait_until(lambda: manifest_path(run, 0).exists())
     wait_until(lambda: not [*run.rglob(".*.unfinished")])
@@ -498,7 +508,7 @@ def test_a_start_on_the_same_host_with_another_ram_folder_is_refused_and_changes
     (folder / "image-00000-of-00001.safetensors").write_bytes(b"bytes")
     before = contents(run)
     with host(one_host.name) as twin:
-        second = twin.start(TRAINER, run, 1, json.dumps({}))
+        second = twin.start(TRAINER, run, 1, json.dumps({}), stem="jax")
         _, told = second.communicate(timeout=60)
         assert second.returncode != 0
         check_names_holder(told, first.pid)
@@ -506,7 +516,7 @@ def test_a_start_on_the_same_host_with_another_ram_folder_is_refused_and_changes
         first.stdout.readline()
         assert first.poll() is None
         assert len(await_events(run, "attempt_started", count=1)) == 1
-        took_over = twin.start(TRAINER, run, 3, json.dumps({"takeover": True}))
+        took_over = twin.start(TRAINER, run, 3, json.dumps({"takeover": True}), stem="jax")
         _, told = took_over.communicate(timeout=60)
         assert took_over.returncode == 0, told
     assert len(await_events(run, "attempt_started", count=2)) == 2
@@ -516,7 +526,7 @@ def test_a_start_on_another_host_is_refused_while_the_first_trains_and_names_it(
     one_host: Host, two_hosts: list[Host], tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
-    first = one_host.start(TRAINER, run, 100000, json.dumps({"sleep": 0.01}))
+    first = one_host.start(TRAINER, run, 100000, json.dumps({"sleep": 0.01}), stem="jax")
     first.stdout.readline()
     # As of a save that the first host is at.
     present = newest_attempt(DiskStore(run, SystemClock()))
@@ -524,7 +534,7 @@ def test_a_start_on_another_host_is_refused_while_the_first_trains_and_names_it(
     folder.mkdir(parents=True)
     (folder / "image-00000-of-00001.safetensors").write_bytes(b"bytes")
     other = two_hosts[1]
-    second = other.start(TRAINER, run, 1, json.dumps({}))
+    second = other.start(TRAINER, run, 1, json.dumps({}), stem="jax")
     _, told = second.communicate(timeout=60)
     assert second.returncode != 0
     assert [one.name for one in folder.iterdir()] == ["image-00000-of-00001.safetensors"]
@@ -541,9 +551,9 @@ def test_a_start_that_waited_goes_on_from_what_the_other_host_saved_meanwhile(
     one_host: Host, two_hosts: list[Host], tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
-    first = one_host.start(TRAINER, run, 100000, json.dumps({"sleep": 0.01}))
+    first = one_host.start(TRAINER, run, 100000, json.dumps({"sleep": 0.01}), stem="jax")
     wait_until(lambda: events(run, "committed"))
-    second = two_hosts[1].start(TRAINER, run, 100000, json.dumps({"sleep": 0.01}))
+    second = two_hosts[1].start(TRAINER, run, 100000, json.dumps({"sleep": 0.01}), stem="jax")
     # It has listed the run, and does not know whether the first host's attempt lives.
     log = run / "events" / "agent-host-b.log"
     wait_until(lambda: log.exists() and "may be live" in log.read_text())
@@ -560,12 +570,12 @@ def test_a_lost_host_is_taken_over_by_another_one_once_its_lease_has_run_out(
     one_host: Host, two_hosts: list[Host], tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
-    first = one_host.start(TRAINER, run, 100000, json.dumps({"sleep": 0.05}))
+    first = one_host.start(TRAINER, run, 100000, json.dumps({"sleep": 0.05}), stem="jax")
     wait_until(lambda: events(run, "committed"))
     lost_at = time.monotonic()
     lose(one_host)
     committed = max(e["step"] for e in events(run, "committed"))
-    second = two_hosts[1].start(TRAINER, run, committed + 5, json.dumps({}))
+    second = two_hosts[1].start(TRAINER, run, committed + 5, json.dumps({}), stem="jax")
     out, told = second.communicate(timeout=90)
     assert second.returncode == 0, told
     assert LEASE_SECS - 10 < time.monotonic() - lost_at < LEASE_SECS + 25
@@ -579,9 +589,9 @@ def test_a_run_that_was_closed_is_opened_on_another_host_without_a_wait(
     one_host: Host, two_hosts: list[Host], tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
-    finished(one_host.start(TRAINER, run, 3, json.dumps({})))
+    finished(one_host.start(TRAINER, run, 3, json.dumps({}), stem="jax"))
     assert not list(run.glob("leases/*"))
-    finished(two_hosts[1].start(TRAINER, run, 5, json.dumps({})))
+    finished(two_hosts[1].start(TRAINER, run, 5, json.dumps({}), stem="jax"))
     assert [e["host"] for e in await_events(run, "attempt_started", count=2)] == [
         "host-a",
         "host-b",

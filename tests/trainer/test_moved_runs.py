@@ -213,7 +213,7 @@ def test_a_killed_run_that_is_moved_to_another_file_system_goes_on_from_ram(
     one_host: Host, tmp_path: Path, elsewhere: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run, new = tmp_path / "run", elsewhere / "run"
-    job = one_host.start(LONE_TRAINER, run)
+    job = one_host.start(LONE_TRAINER, run, stem="numpy")
     Said(job).await_line("sealed")
     first_id = run_id(run)
     one_host.kill_agent()
@@ -342,7 +342,7 @@ def save_and_die(
     """Trains on that host, until the trainer and the agent are killed; its RAM remains."""
     script = folder / "valued.py"
     script.write_text(VALUED)
-    trainer = one.start(script, run, offset, count, int(is_durable))
+    trainer = one.start(script, run, offset, count, int(is_durable), stem="numpy")
     assert trainer.stdout is not None
     assert trainer.stdout.readline() == "saved\n", trainer.communicate()
     one.kill_agent()

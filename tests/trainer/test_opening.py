@@ -181,7 +181,7 @@ def test_two_hosts_with_a_directory_of_their_own_each_are_told_by_name_at_the_st
     runs[1].parent.mkdir()
     with host("host-a") as one, host("host-b") as other:
         job = [
-            each.start(PROCESS, address, 2, rank, runs[rank], json.dumps({"steps": 1}))
+            each.start(PROCESS, address, 2, rank, runs[rank], json.dumps({"steps": 1}), stem="jax")
             for rank, each in enumerate((one, other))
         ]
         said = [line_of(process, "error") for process in job]

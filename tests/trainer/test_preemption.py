@@ -140,7 +140,7 @@ def test_managers_closed_in_any_order_leave_the_default_action_behind(
         "os.kill(os.getpid(), signal.SIGTERM)\n"
         "print('survived', flush=True)\n"
     )
-    process = one_host.start(script, tmp_path / "a", tmp_path / "b")
+    process = one_host.start(script, tmp_path / "a", tmp_path / "b", stem="numpy")
     out, err = process.communicate(timeout=60)
     assert out.split() == ["told"], err
     assert process.returncode == -signal.SIGTERM
@@ -166,7 +166,7 @@ def endless(
     """A training loop that never asks whether it has to stop."""
     script = tmp_path / "script.py"
     script.write_text(prelude + ENDLESS)
-    process = host.start(script, tmp_path / "run", step_secs)
+    process = host.start(script, tmp_path / "run", step_secs, stem="numpy")
     assert process.stdout is not None
     assert process.stdout.readline() == "begun\n"
     process.send_signal(signal.SIGTERM)
@@ -301,7 +301,7 @@ def test_a_trainer_killed_at_the_end_of_its_grace_period_loses_nothing(
 ) -> None:
     run = tmp_path / "run"
     options = json.dumps({"interval": 10**9, "sleep": 0.01})
-    trainer = one_host.start(TRAINER, run, 10**9, options)
+    trainer = one_host.start(TRAINER, run, 10**9, options, stem="jax")
     trainer.stdout.readline()
     trainer.stdout.readline()
     trainer.send_signal(signal.SIGTERM)
@@ -317,14 +317,16 @@ def test_a_preempted_trainer_leaves_by_itself_with_its_step_saved(
     one_host: Host, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
-    trainer = one_host.start(TRAINER, run, 10**9, json.dumps({"interval": 10**9, "sleep": 0.01}))
+    trainer = one_host.start(
+        TRAINER, run, 10**9, json.dumps({"interval": 10**9, "sleep": 0.01}), stem="jax"
+    )
     trainer.stdout.readline()
     trainer.stdout.readline()
     trainer.send_signal(signal.SIGTERM)
     said = lines(finished(trainer))
     (left,) = [line["left"] for line in said if "left" in line]
     assert [line["saved"] for line in said if line.get("step") == left] == [True]
-    again = one_host.start(TRAINER, run, left + 3, json.dumps({"interval": 10**9}))
+    again = one_host.start(TRAINER, run, left + 3, json.dumps({"interval": 10**9}), stem="jax")
     first = lines(finished(again))[0]
     assert first["start"] == left + 1
     assert first["fingerprint"] == said[-1]["fingerprint"]

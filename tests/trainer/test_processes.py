@@ -33,9 +33,9 @@ def free_address() -> str:
 
 
 def start_job(host: Host, run: Path, count: int, **todo: Any) -> list[subprocess.Popen[str]]:
-    address = free_address()
+    address, argument, stem = free_address(), json.dumps(todo), todo.get("framework", "jax")
     return [
-        host.start(PROCESS, address, count, rank, run, json.dumps(todo), XLA_FLAGS=DEVICES)
+        host.start(PROCESS, address, count, rank, run, argument, stem=stem, XLA_FLAGS=DEVICES)
         for rank in range(count)
     ]
 

@@ -99,9 +99,9 @@ def line_of(process: subprocess.Popen[str], key: str) -> dict:
 
 def start_on(hosts: list[Host], run: Path, **todo: object) -> list[subprocess.Popen[str]]:
     """One process on each host."""
-    address = free_address()
+    address, text = free_address(), json.dumps(todo)
     return [
-        one.start(PROCESS, address, len(hosts), rank, run, json.dumps(todo), XLA_FLAGS=DEVICES)
+        one.start(PROCESS, address, len(hosts), rank, run, text, stem="jax", XLA_FLAGS=DEVICES)
         for rank, one in enumerate(hosts)
     ]
 

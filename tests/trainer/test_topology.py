@@ -161,7 +161,7 @@ def job_of(key: str, *told: tuple[str, str, str]) -> list[dict[str, Any]]:
     with contextlib.ExitStack() as ends:
         made = {name: ends.enter_context(host(name)) for name, _, _ in told}
         job = [
-            made[name].start(MEETING, address, len(told), rank, domain, peer)
+            made[name].start(MEETING, address, len(told), rank, domain, peer, stem="jax")
             for rank, (name, domain, peer) in enumerate(told)
         ]
         return [line_of(process, key) for process in job]

@@ -53,7 +53,7 @@ def two_machines(tmp_path: Path) -> Iterator[list[tuple[Host, Path]]]:
 
 def start(machine: tuple[Host, Path], remote: Path, **options: object) -> Said:
     one, scratch = machine
-    return Said(one.start(TRAINER, scratch, remote, json.dumps(options)))
+    return Said(one.start(TRAINER, scratch, remote, json.dumps(options), stem="numpy"))
 
 
 def test_a_lost_fast_tier_goes_on_from_the_remote_one_as_the_same_run(
@@ -96,7 +96,7 @@ def test_ram_of_a_tier_that_was_trained_apart_is_not_taken_for_the_others(
         manager.save(manager.resume(state_of(-1))[0], state_of(1), force=True)
     stopped(one_host, tiers.remote)
     # The directory's attempt of the same number, killed with what only RAM has.
-    job = one_host.start(LONE_TRAINER, tiers.fast)
+    job = one_host.start(LONE_TRAINER, tiers.fast, stem="numpy")
     said = Said(job)
     said.await_line("sealed")
     one_host.kill_agent()

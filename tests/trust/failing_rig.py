@@ -44,7 +44,7 @@ class Trainer(Said):
         until.unlink(missing_ok=True)
         self.until = until
         chosen = {"size": SIZE, "pause": 0.01, "interval": 5, "until": str(until)} | options
-        super().__init__(host.start(TRAINER, run, json.dumps(chosen)))
+        super().__init__(host.start(TRAINER, run, json.dumps(chosen), stem="jax"))
 
     @property
     def steps(self) -> list[dict]:

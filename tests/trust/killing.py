@@ -6,8 +6,6 @@ import contextlib
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +15,7 @@ from holdfast.host.wire.protocol import AgentStatus, Empty
 from holdfast.local_agent.client import AgentGoneError
 from holdfast.local_agent.place import LOCK, SOCKET
 from holdfast.trainer.opening.run_access import read_only
-from tests.hosts import WAIT_SECS, Host, events, is_running, wait_until
+from tests.hosts import WAIT_SECS, Host, events, finished, is_running, wait_until
 from tests.manifests import folders, manifests
 from tests.said import Said
 
@@ -28,7 +26,7 @@ class Trainer(Said):
     """A `killed_trainer`."""
 
     def __init__(self, host: Host, run: Path, **options: object) -> None:
-        super().__init__(host.start(TRAINER, run, json.dumps(options)))
+        super().__init__(host.start(TRAINER, run, json.dumps(options), stem="jax"))
 
     @property
     def acknowledged(self) -> int:
@@ -158,16 +156,7 @@ def end_well(host: Host, run: Path, **options: object) -> None:
 
 def _holdfast(host: Host, *arguments: object) -> None:
     """One command, which has to end well."""
-    done = subprocess.run(
-        [sys.executable, "-m", "holdfast", *map(str, arguments)],
-        env=host.environment,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=WAIT_SECS,
-        check=False,
-    )
-    assert done.returncode == 0, f"{arguments}: {done.returncode}\n{done.stdout}\n{done.stderr}"
+    finished(host.start("-m", "holdfast", *arguments, stem="commands"))
 
 
 def end_of_agent(host: Host) -> None:

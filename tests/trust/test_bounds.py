@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -40,16 +39,7 @@ def one_host() -> Iterator[Host]:
 
 def command(one_host: Host, *arguments: object) -> subprocess.Popen[str]:
     """A `holdfast` command, started."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "holdfast", *map(str, arguments)],
-        env=one_host.environment | {"COLUMNS": "200"},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    one_host.trainers.append(process)
-    return process
+    return one_host.start("-m", "holdfast", *arguments, stem="commands", COLUMNS="200")
 
 
 @pytest.mark.soak

@@ -103,7 +103,7 @@ def run_with_kills(host: Host, run: Path, folder: Path, kills: int, seed: int) -
         began = time.monotonic()
         if start == 0:
             truth.began = truth.last_end = began
-        trainer = host.start(SCRIPT, run, journal, json.dumps(options))
+        trainer = host.start(SCRIPT, run, journal, json.dumps(options), stem="numpy")
         killed = None
         if start < kills:
             wanted = chance.randrange(12, 30)

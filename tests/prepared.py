@@ -1,0 +1,232 @@
+"""Start processes that have imported what they run: each is forked from one that has.
+
+To import Holdfast and a framework takes a process 0.9 s of a processor with JAX and 2 s with
+PyTorch, often more than what its test is about. `start` forks it from a *stem*, a process in which
+this module runs as a program, in some hundredths of a second. A stem only imports: backends,
+threads and managers start in the forked process, which ends as any Python program does.
+
+There are two stems of each kind, used in turn: the processes of a job hash strings differently, as
+those of a real job do. A stem ends when the process that started it has ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import itertools
+import json
+import os
+import runpy
+import select
+import selectors
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import types
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import IO
+
+ROOT = Path(__file__).parents[1]
+MESSAGE_BYTES_MAX = 1 << 18
+WORD = struct.Struct("i")
+HOLDFAST = ("numpy", "holdfast", "holdfast.trainer.checkpoint_manager")
+MODULES = {
+    "numpy": HOLDFAST,
+    "jax": (*HOLDFAST, "jax", "jax.numpy", "holdfast.adapt.jax.state"),
+    "torch": (*HOLDFAST, "torch", "torch.distributed.tensor", "holdfast.adapt.torch.state"),
+    "commands": ("holdfast.cli.main",),
+}
+"""What a stem of each kind imports."""
+READ_AT_THE_START = ("PYTHON", "JAX_", "OMP_")
+"""Variables that begin so have had their effect when a process is forked."""
+
+
+class Forked(subprocess.Popen[str]):
+    """A process of a stem, with what tests use of `subprocess.Popen`."""
+
+    def __init__(
+        self, stem: Stem, arguments: Sequence[str], environment: Mapping[str, str]
+    ) -> None:
+        self.args = [sys.executable, *arguments]
+        self.returncode = None
+        self.stdin = None
+        out, out_end = os.pipe()
+        err, err_end = os.pipe()
+        self._said, said_end = os.pipe()
+        try:
+            stem.ask(arguments, environment, (out_end, err_end, said_end))
+        finally:
+            for end in (out_end, err_end, said_end):
+                os.close(end)
+        self.stdout: IO[str] = open(out)  # noqa: SIM115
+        self.stderr: IO[str] = open(err)  # noqa: SIM115
+        self.pid = self._read_number()
+        self._readers: list[threading.Thread] = []
+        self._texts = ["", ""]
+        self._lock = threading.Lock()
+
+    def __del__(self) -> None:
+        os.close(self._said)
+
+    def poll(self) -> int | None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return self.wait(0)
+        return None
+
+    def wait(self, timeout: float | None = None) -> int:
+        with self._lock:
+            if self.returncode is None:
+                ended, _, _ = select.select([self._said], [], [], timeout)
+                if not ended:
+                    raise subprocess.TimeoutExpired(self.args, timeout or 0)
+                self.returncode = self._read_number()
+            return self.returncode
+
+    def communicate(
+        self, input: str | None = None, timeout: float | None = None
+    ) -> tuple[str, str]:
+        assert input is None
+        if not self._readers:
+            self._readers = [
+                threading.Thread(target=self._read, args=(index,), daemon=True)
+                for index in range(len(self._texts))
+            ]
+            for reader in self._readers:
+                reader.start()
+        for reader in self._readers:
+            reader.join(timeout)
+            if reader.is_alive():
+                raise subprocess.TimeoutExpired(self.args, timeout or 0)
+        self.wait(timeout)
+        return self._texts[0], self._texts[1]
+
+    def _read(self, index: int) -> None:
+        stream = (self.stdout, self.stderr)[index]
+        if not stream.closed:
+            with stream:
+                self._texts[index] = stream.read()
+
+    def _read_number(self) -> int:
+        word = os.read(self._said, WORD.size)
+        assert word, f"the stem of {self.args} has ended"
+        return WORD.unpack(word)[0]
+
+
+class Stem:
+    """A process that has imported the modules of one kind, from which others are forked."""
+
+    def __init__(self, kind: str) -> None:
+        paths = filter(None, (os.environ.get("PYTHONPATH", ""), str(ROOT)))
+        own = {"PYTHONPATH": os.pathsep.join(paths), "PYTHONFAULTHANDLER": "1"}
+        self._variables = os.environ | own
+        self._line, line_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with line_end:
+            self._process = subprocess.Popen(
+                [sys.executable, __file__, *MODULES[kind]],
+                env=self._variables,
+                stdin=line_end.fileno(),
+                # Pipes, as its processes have: Python makes other streams for a file.
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+            )
+
+    def ask(
+        self, arguments: Sequence[str], environment: Mapping[str, str], ends: Sequence[int]
+    ) -> None:
+        """Has it fork a process that runs `python ARGUMENTS`, with these ends of pipes.
+
+        They are for its output, its errors, and what the stem says of it: pid, then exit code.
+        """
+        for name in self._variables.keys() | environment.keys():
+            if name.startswith(READ_AT_THE_START):
+                assert environment.get(name) == self._variables.get(name), name
+        order = {"arguments": arguments, "environment": dict(environment), "folder": os.getcwd()}
+        socket.send_fds(self._line, [json.dumps(order).encode()], ends)
+
+
+@functools.cache
+def _stems(kind: str) -> Iterator[Stem]:
+    return itertools.cycle([Stem(kind), Stem(kind)])
+
+
+def start(kind: str, arguments: Sequence[str], environment: Mapping[str, str]) -> Forked:
+    """Starts a process that runs `python ARGUMENTS`, with what stems of this kind have imported."""
+    return Forked(next(_stems(kind)), arguments, environment)
+
+
+def _forked_order(line: socket.socket) -> dict:
+    """Fork a process for each order; return in that process alone, with its order."""
+    running: dict[int, tuple[int, int]] = {}  # by pidfd: pid, and where its end is said
+    ready = selectors.DefaultSelector()
+    ready.register(line, selectors.EVENT_READ)
+    while True:
+        for key, _ in ready.select():
+            if key.fileobj is not line:
+                ready.unregister(key.fd)
+                pid, said = running.pop(key.fd)
+                _, status = os.waitpid(pid, 0)
+                os.write(said, WORD.pack(os.waitstatus_to_exitcode(status)))
+                os.close(said)
+                os.close(key.fd)
+                continue
+            message, ends, _, _ = socket.recv_fds(line, MESSAGE_BYTES_MAX, 3)
+            if not message:
+                os._exit(0)
+            out, err, said = ends
+            pid = os.fork()
+            if pid:
+                os.write(said, WORD.pack(pid))
+                pidfd = os.pidfd_open(pid)
+                running[pidfd] = pid, said
+                ready.register(pidfd, selectors.EVENT_READ)
+                os.close(out)
+                os.close(err)
+                continue
+            ready.close()
+            line.close()
+            for pidfd, (_, other) in running.items():
+                os.close(pidfd)
+                os.close(other)
+            os.close(said)
+            for number, end in ((1, out), (2, err)):
+                os.dup2(end, number)
+                os.close(end)
+            os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+            return json.loads(message)
+
+
+def _run(arguments: Sequence[str]) -> None:
+    """Run what `python ARGUMENTS` runs."""
+    if arguments[0] == "-m":
+        sys.argv = list(arguments[1:])
+        runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
+        return
+    script = arguments[0]
+    sys.argv = list(arguments)
+    sys.path.insert(0, str(Path(script).parent))
+    module = types.ModuleType("__main__")
+    module.__file__ = script
+    sys.modules["__main__"] = module
+    exec(compile(Path(script).read_bytes(), script, "exec"), module.__dict__)
+
+
+def _main() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    line = socket.socket(fileno=os.dup(0))
+    for name in sys.argv[1:]:
+        importlib.import_module(name)
+    order = _forked_order(line)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.environ.clear()
+    os.environ.update(order["environment"])
+    os.chdir(order["folder"])
+    _run(order["arguments"])
+
+
+if __name__ == "__main__":
+    _main()
