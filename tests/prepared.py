@@ -27,6 +27,7 @@ import subprocess
 import sys
 import threading
 import types
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO
@@ -122,13 +123,13 @@ class Stem:
 
     def __init__(self, kind: str) -> None:
         paths = filter(None, (os.environ.get("PYTHONPATH", ""), str(ROOT)))
-        own = {"PYTHONPATH": os.pathsep.join(paths), "PYTHONFAULTHANDLER": "1"}
-        self._variables = os.environ | own
+        self._own = {"PYTHONPATH": os.pathsep.join(paths), "PYTHONFAULTHANDLER": "1"}
+        self._known = dict(os.environ)
         self._line, line_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with line_end:
             self._process = subprocess.Popen(
                 [sys.executable, __file__, *MODULES[kind]],
-                env=self._variables,
+                env=self._known | self._own,
                 stdin=line_end.fileno(),
                 # Pipes, as its processes have: Python makes other streams for a file.
                 stdout=subprocess.PIPE,
@@ -142,10 +143,11 @@ class Stem:
 
         They are for its output, its errors, and what the stem says of it: pid, then exit code.
         """
-        for name in self._variables.keys() | environment.keys():
+        for name in self._known.keys() | environment.keys():
             if name.startswith(READ_AT_THE_START):
-                assert environment.get(name) == self._variables.get(name), name
-        order = {"arguments": arguments, "environment": dict(environment), "folder": os.getcwd()}
+                assert environment.get(name) in (self._own.get(name), self._known.get(name)), name
+        variables = dict(environment) | self._own
+        order = {"arguments": arguments, "environment": variables, "folder": os.getcwd()}
         socket.send_fds(self._line, [json.dumps(order).encode()], ends)
 
 
@@ -202,17 +204,23 @@ def _forked_order(line: socket.socket) -> dict:
 
 def _run(arguments: Sequence[str]) -> None:
     """Run what `python ARGUMENTS` runs."""
+    if arguments[0] == "-W":
+        warnings.simplefilter(arguments[1])  # type: ignore[arg-type]
+        arguments = arguments[2:]
     if arguments[0] == "-m":
         sys.argv = list(arguments[1:])
         runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
         return
-    script = arguments[0]
-    sys.argv = list(arguments)
-    sys.path.insert(0, str(Path(script).parent))
-    module = types.ModuleType("__main__")
-    module.__file__ = script
-    sys.modules["__main__"] = module
-    exec(compile(Path(script).read_bytes(), script, "exec"), module.__dict__)
+    sys.modules["__main__"] = module = types.ModuleType("__main__")
+    if arguments[0] == "-c":
+        name, code = "<string>", arguments[1]
+        sys.argv = ["-c", *arguments[2:]]
+    else:
+        module.__file__ = name = arguments[0]
+        code = Path(name).read_text()
+        sys.argv = list(arguments)
+        sys.path.insert(0, str(Path(name).parent))
+    exec(compile(code, name, "exec"), module.__dict__)
 
 
 def _main() -> None:

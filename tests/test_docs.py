@@ -14,7 +14,7 @@ import pytest
 
 import holdfast
 from holdfast import building, reading
-from tests.hosts import host
+from tests.hosts import finished, host
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "holdfast"
@@ -41,18 +41,14 @@ EXAMPLES = [
 
 
 @pytest.mark.parametrize("code", EXAMPLES)
-def test_an_example_runs_as_printed(code: str, tmp_path: Path) -> None:
+def test_an_example_runs_as_printed(
+    code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "example.py").write_text(code)
+    monkeypatch.chdir(tmp_path)
+    stem = next((name for name in ("torch", "jax") if f"import {name}" in code), "numpy")
     with host() as made:
-        done = subprocess.run(
-            [sys.executable, "-W", "error", "example.py"],
-            cwd=tmp_path,
-            env=made.environment,
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
-    assert done.returncode == 0, done.stderr
+        finished(made.start("-W", "error", "example.py", stem=stem))
     if "CheckpointManager(" in code or "holdfast.save(" in code:
         assert list((tmp_path / "runs").glob("*/checkpoints/manifests/*.json"))
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import io
 import itertools
+import logging
 import random
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -215,6 +217,20 @@ def test_after_an_open_that_is_interrupted_the_process_can_open_the_run(
 ) -> None:
     last = sweep_opens(tmp_path / "run", kind, positions("open", request))
     assert last > 100
+
+
+def test_an_error_that_a_handler_of_logging_swallows_is_no_defect_of_the_call(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(logging, "raiseExceptions", False)
+    log = logging.Logger("own")
+    log.addHandler(logging.StreamHandler(io.StringIO()))
+    for position in itertools.count(1):
+        interruption = Interruption(position, MemoryError())
+        interruption.run(lambda: log.warning("one of %d", 1))
+        if not interruption.has_raised:
+            break
+    assert position > 20
 
 
 CALLS: dict[str, Callable[[holdfast.CheckpointManager, int], Any]] = {

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
 
@@ -16,6 +14,7 @@ from holdfast.host.wire.control_block import create_cells
 from holdfast.host.wire.protocol import Detach, Detached
 from holdfast.trainer.opening.agent_session import AgentPlace
 from holdfast.trainer.process.terminal import opening_text, staying_text
+from tests import prepared
 from tests.attempts import attempt_id
 from tests.hosts import Host
 from tests.trust.in_process import InProcessHost
@@ -57,15 +56,9 @@ with CheckpointManager(
 def printed(script: str, *arguments: object, **variables: str) -> list[str]:
     """Return the lines that a script writes to standard error."""
     known = {name: value for name, value in os.environ.items() if name != "HOLDFAST_LOG"}
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script), *map(str, arguments)],
-        env=known | variables,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    return done.stderr.splitlines()
+    command = ["-c", textwrap.dedent(script), *map(str, arguments)]
+    _, errors = prepared.start("numpy", command, known | variables).communicate(timeout=60)
+    return errors.splitlines()
 
 
 BASIC = "logging.basicConfig(format='own %(levelname)s %(message)s')"
