@@ -6,8 +6,6 @@ import copy
 import os
 import pickle
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +18,7 @@ from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata
 
 import holdfast  # noqa: E402
 from holdfast.interop.dcp import HoldfastReader, HoldfastWriter  # noqa: E402
+from tests import prepared  # noqa: E402
 from tests.interop.dcp_reasons import shown  # noqa: E402
 
 # DCP warns of every call without a process group.
@@ -262,8 +261,8 @@ dcp.save(state, storage_writer=writer, planner=Killed(), no_dist=True)
 def test_a_process_killed_in_a_save_changes_no_id(name: str, tmp_path: Path) -> None:
     state = {"first": torch.zeros(100_000), "second": torch.zeros(100_000)}
     dcp.save(state, storage_writer=HoldfastWriter(tmp_path / "one"), no_dist=True)
-    done = subprocess.run([sys.executable, "-c", KILLED, tmp_path / name], timeout=100)
-    assert done.returncode == -signal.SIGKILL
+    killed = prepared.start("torch", ["-c", KILLED, str(tmp_path / name)], os.environ)
+    assert killed.wait(100) == -signal.SIGKILL
     assert len([*tmp_path.iterdir()]) == 2  # it was killed in the middle
     wanted = {name: torch.full((100_000,), 5.0) for name in state}
     found = _loaded(tmp_path / "one", wanted)
@@ -389,17 +388,15 @@ def _run(task: str, path: Path, count: int) -> None:
 def _codes(task: str, path: Path, count: int) -> list[int]:
     """Run the program on `count` ranks, which find each other by a file."""
     ranks = [
-        subprocess.Popen(
-            [sys.executable, PROGRAM, task, path, str(rank), str(count)],
-            env={**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
+        prepared.start(
+            "torch",
+            [str(PROGRAM), task, str(path), str(rank), str(count)],
+            {**os.environ, "GLOO_SOCKET_IFNAME": "lo"},
         )
         for rank in range(count)
     ]
     try:
-        said = [process.communicate(timeout=100)[0] for process in ranks]
+        said = ["".join(process.communicate(timeout=100)) for process in ranks]
     finally:
         for process in ranks:
             process.kill()

@@ -19,11 +19,16 @@ from holdfast.cli.main import main  # noqa: E402
 from holdfast.errors import StorageError  # noqa: E402
 from holdfast.interop import safetensors_export, scratch_memory, torch_files  # noqa: E402
 from holdfast.interop.scratch_memory import ScratchMemory  # noqa: E402
-from tests.interop.peak_memory import MEBI, Peak  # noqa: E402
+from tests.interop.peak_memory import (  # noqa: E402
+    MEBI,
+    PIECE_BYTES,
+    Peak,
+    orbax_peaks_bytes,
+    peak_bytes,
+)
 
 # DCP warns of every call without a process group.
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed")
-PIECE_BYTES = 4 * MEBI
 STATE_BYTES = 160 * MEBI
 ALLOWED_BYTES = 72 * MEBI
 """Four threads that each read a block of 8 MiB, pieces, and the allocator's slack."""
@@ -42,14 +47,6 @@ def _equal(found: dict[str, torch.Tensor], state: dict[str, torch.Tensor]) -> bo
     return found.keys() == state.keys() and all(torch.equal(found[k], state[k]) for k in state)
 
 
-def _peak_bytes(*arguments: str) -> int:
-    """Runs a command with small pieces in this process; returns the memory that it took on top."""
-    safetensors_export.PIECE_SIZE_BYTES = scratch_memory.GROUP_SIZE_BYTES = PIECE_BYTES
-    with Peak() as peak:
-        assert main([*arguments]) == 0
-    return peak.bytes
-
-
 @pytest.mark.parametrize("option", ["--hf", "--torch"])
 def test_an_export_takes_memory_for_pieces_only(
     option: str, state: dict[str, torch.Tensor], tmp_path: Path
@@ -58,8 +55,8 @@ def test_an_export_takes_memory_for_pieces_only(
     out = tmp_path / "out"
     # In a process of its own: an allocator that has served other tests gives memory back later.
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-        peak_bytes = pool.submit(_peak_bytes, "export", str(tmp_path / "run"), option, str(out))
-        assert peak_bytes.result() < ALLOWED_BYTES < STATE_BYTES
+        peak = pool.submit(peak_bytes, "export", str(tmp_path / "run"), option, str(out))
+        assert peak.result() < ALLOWED_BYTES < STATE_BYTES
     found = load_file(out / "model.safetensors") if option == "--hf" else torch.load(out)
     assert _equal(found, state)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "run"]
@@ -107,21 +104,6 @@ def test_an_import_takes_memory_for_pieces_only(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run", "source"]
 
 
-def _orbax_peaks_bytes(folder: Path) -> dict[str, int]:
-    """Imports a directory of Orbax, and exports it again, each in this process, in small groups."""
-    scratch_memory.GROUP_SIZE_BYTES = 4 * PIECE_BYTES
-    commands = (
-        ("import", str(folder / "orbax"), str(folder / "run")),
-        ("export", str(folder / "run"), "1", "--orbax", str(folder / "back")),
-    )
-    found = {}
-    for arguments in commands:
-        with Peak() as peak:
-            assert main([*arguments]) == 0
-        found[arguments[0]] = peak.bytes
-    return found
-
-
 def test_checkpoints_of_orbax_take_memory_for_groups_only(tmp_path: Path) -> None:
     jnp = pytest.importorskip("jax.numpy", reason="JAX cannot be had here")
     ocp = pytest.importorskip("orbax.checkpoint", reason="Orbax cannot be had here")
@@ -133,7 +115,7 @@ def test_checkpoints_of_orbax_take_memory_for_groups_only(tmp_path: Path) -> Non
     with ocp.CheckpointManager(tmp_path / "orbax") as manager:
         manager.save(1, args=ocp.args.StandardSave(state))
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-        peaks = pool.submit(_orbax_peaks_bytes, tmp_path).result()
+        peaks = pool.submit(orbax_peaks_bytes, tmp_path).result()
     assert max(peaks.values()) < 180 * MEBI < size_bytes, peaks
     with ocp.CheckpointManager(tmp_path / "back") as manager:
         back = manager.restore(1, args=ocp.args.StandardRestore())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +14,7 @@ from holdfast import errors
 from tests.hosts import Host
 
 TRAINER = Path(__file__).with_name("live_trainer.py")
-READING_SECS = 5.0
+READINGS = 20
 
 
 @pytest.mark.slow
@@ -31,10 +30,8 @@ def test_a_reader_follows_a_run_that_saves_and_deletes(one_host: Host, tmp_path:
     assert trainer.stdout is not None
     assert trainer.stdout.readline() == "ready\n"
     seen: list[int] = []
-    vanished = 0
     with holdfast.open_run(tmp_path / "run") as run:
-        end = time.monotonic() + READING_SECS
-        while time.monotonic() < end:
+        while len(seen) < READINGS:
             step = run.wait_for_step(after=seen[-1] if seen else None, timeout_secs=30.0)
             # A step that was there a moment ago may be deleted: that is one clear error.
             try:
@@ -43,7 +40,7 @@ def test_a_reader_follows_a_run_that_saves_and_deletes(one_host: Host, tmp_path:
                 assert (given["small"] == step).all()
                 assert run.metadata(step).values["n"] == step
             except errors.StepNotFoundError:
-                vanished += 1
+                pass
             state = run.restore()
             assert state["n"] >= step
             assert (state["w"] == state["n"]).all()
@@ -54,11 +51,11 @@ def test_a_reader_follows_a_run_that_saves_and_deletes(one_host: Host, tmp_path:
             seen.append(step)
         owned = run.restore()
         value = owned["n"]
+        # It was the caller's own memory: the run uses its slots many times after.
+        run.wait_for_step(after=value + READINGS, timeout_secs=30.0)
     out, _ = trainer.communicate("stop\n", timeout=60)
     assert trainer.returncode == 0, out
-    # It was the caller's own memory: the run has used its slots many times since.
     assert (owned["w"] == value).all()
-    assert len(seen) > 10
     assert seen == sorted(set(seen))
     assert int(out.split()[-1]) > seen[-1]
 

@@ -131,7 +131,7 @@ def test_a_training_run_goes_on_from_what_was_saved(tmp_path: Path, one_host: Ho
 def test_a_crash_at_any_call_leaves_the_old_state_or_the_new_one(
     tmp_path: Path, one_host: Host, mode: str
 ) -> None:
-    process = one_host.start(SCRIPT, tmp_path / "saved", mode)
+    process = one_host.start(SCRIPT, tmp_path / "saved", mode, stem="numpy")
     output, errors_text = process.communicate(timeout=100)
     assert process.returncode == 0, errors_text
     *states, last = output.split()

@@ -301,7 +301,7 @@ def test_a_trainer_killed_at_the_end_of_its_grace_period_loses_nothing(
 ) -> None:
     run = tmp_path / "run"
     options = json.dumps({"interval": 10**9, "sleep": 0.01})
-    trainer = one_host.start(TRAINER, run, 10**9, options, stem="jax")
+    trainer = one_host.start(TRAINER, run, 10**9, options, stem="numpy")
     trainer.stdout.readline()
     trainer.stdout.readline()
     trainer.send_signal(signal.SIGTERM)
@@ -318,7 +318,7 @@ def test_a_preempted_trainer_leaves_by_itself_with_its_step_saved(
 ) -> None:
     run = tmp_path / "run"
     trainer = one_host.start(
-        TRAINER, run, 10**9, json.dumps({"interval": 10**9, "sleep": 0.01}), stem="jax"
+        TRAINER, run, 10**9, json.dumps({"interval": 10**9, "sleep": 0.01}), stem="numpy"
     )
     trainer.stdout.readline()
     trainer.stdout.readline()
@@ -326,7 +326,7 @@ def test_a_preempted_trainer_leaves_by_itself_with_its_step_saved(
     said = lines(finished(trainer))
     (left,) = [line["left"] for line in said if "left" in line]
     assert [line["saved"] for line in said if line.get("step") == left] == [True]
-    again = one_host.start(TRAINER, run, left + 3, json.dumps({"interval": 10**9}), stem="jax")
+    again = one_host.start(TRAINER, run, left + 3, json.dumps({"interval": 10**9}), stem="numpy")
     first = lines(finished(again))[0]
     assert first["start"] == left + 1
     assert first["fingerprint"] == said[-1]["fingerprint"]

@@ -94,6 +94,25 @@ def test_a_refused_start_changes_nothing(tmp_path: Path) -> None:
         assert host.look().timeline[-1].step == 6
 
 
+def test_processes_of_one_job_that_take_themselves_for_the_only_one_are_named_as_such(
+    tmp_path: Path,
+) -> None:
+    with in_process_host(tmp_path) as host:
+        host.start_agent()
+        host.attach()
+        # Like the first one, it runs the same command, of the same parent.
+        other = host.start_process()
+        try:
+            with pytest.raises(RunBusyError) as raised:
+                host.call_and_wait(host.service.attach(stranger("another"), other.pid))
+        finally:
+            other.kill()
+            other.wait()
+        asked = "jax.distributed.initialize() or torch.distributed.init_process_group() called in"
+        assert f"was {asked} all of them" in str(raised.value)
+        assert "takeover=True" in str(raised.value)
+
+
 def test_refused_starts_never_take_the_seat_of_a_live_trainer(
     tmp_path: Path,
 ) -> None:
