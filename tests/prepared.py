@@ -11,6 +11,7 @@ those of a real job do. A stem ends when the process that started it has ended.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import functools
 import importlib
@@ -135,6 +136,11 @@ class Stem:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
             )
+        atexit.register(self._end)
+
+    def _end(self) -> None:
+        self._line.close()
+        self._process.communicate()
 
     def ask(
         self, arguments: Sequence[str], environment: Mapping[str, str], ends: Sequence[int]

@@ -14,9 +14,9 @@ from tests.hosts import Host, host
 PROGRAM = """
 import atexit, signal, sys, threading, time
 atexit.register(lambda: print("left", flush=True))
-threading.Timer(0.01, lambda: print("awaited", flush=True)).start()
 import sibling
 print(sys.argv[1:], sys.path[0], __name__, hash("text"), "numpy" in sys.modules, flush=True)
+threading.Timer(0.01, lambda: print("awaited", flush=True)).start()
 if "wait" in sys.argv:
     signal.pause()
 if "raise" in sys.argv:
