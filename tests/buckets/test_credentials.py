@@ -181,8 +181,7 @@ def test_credentials_are_in_no_file_no_argument_and_no_output(
     assert any(path.suffix == ".log" for path in files)
     assert any("events" in path.parts for path in files)
     store = open_durable(url, SystemClock())
-    prefix = url.partition("runs/")[2]
-    objects = [key for key, _ in store._listed(f"{prefix}/")]  # type: ignore[attr-defined]
+    objects = list(store.all_keys())  # type: ignore[attr-defined]
     assert len(objects) >= 4
     for found in (
         *(text.encode() for text in said),

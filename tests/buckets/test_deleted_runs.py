@@ -31,7 +31,7 @@ def test_a_deleted_prefix_ends_the_saves_by_name_and_the_agent_leaves(
     save(manager, 1)
     agent = one_host.agent().pid
     store = open_durable(url, SystemClock())
-    store.delete(*(key for key, _ in store._listed(store._prefix)))
+    store.delete(*store.all_keys())
     with pytest.raises(StorageError, match=f"{url}: it was deleted") as caught:
         save(manager, *range(2, 50))
     assert "BucketStore" not in str(caught.value)
@@ -41,7 +41,7 @@ def test_a_deleted_prefix_ends_the_saves_by_name_and_the_agent_leaves(
     manager.close()
     assert not one_host.agent_processes()
     # What was being written when it was found: nothing later.
-    left = [key for key, _ in store._listed(store._prefix)]
+    left = list(store.all_keys())
     assert len({key for key in left if key.startswith("checkpoints/")}) <= 2, left
 
 

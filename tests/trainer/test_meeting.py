@@ -52,7 +52,7 @@ class Ranks:
         self.host.tell_sealed(self.trainer, taken, rank)
 
     def told(self) -> list[tuple[str, CheckpointId]]:
-        found = self.host.agent.trainers.notices._notices
+        found = self.host.board.posted
         ends = (n for n in found if n.kind not in ("protected", "preserved"))
         return [(n.kind, n.id) for n in ends if n.id is not None]
 

@@ -98,7 +98,7 @@ def moved_and_another_run_begun(rig: Rig) -> Path:
 def moved_under_its_agent(rig: Rig) -> Path:
     new = rig.moved()
     watch = rig.host.agent.directory
-    rig.host.call(watch._check_once())
+    rig.host.call(watch.check_once())
     rig.killed()
     # So that only what the agent saw shows that it was moved.
     rig.run.parent.rmdir()
@@ -120,9 +120,9 @@ def copied_and_renamed(rig: Rig) -> Path:
 def copied_and_renamed_far_under_its_agent(rig: Rig) -> Path:
     new = rig.copy("new")
     watch = rig.host.agent.directory
-    rig.host.call(watch._check_once())
+    rig.host.call(watch.check_once())
     rig.run.rename(rig.root / "far")
-    rig.host.call(watch._check_once())
+    rig.host.call(watch.check_once())
     rig.killed()
     return new
 

@@ -159,8 +159,10 @@ class RecordingBoard(NoticeBoard):
     def __init__(self, tell: Callable[[protocol.Notice], None]) -> None:
         super().__init__()
         self._tell = tell
+        self.posted: list[protocol.Notice] = []
 
     def post(self, notice: protocol.Notice) -> None:
+        self.posted.append(notice)
         self._tell(notice)
         super().post(notice)
 
@@ -210,7 +212,8 @@ class InProcessHost:
         )
         metering = Metering(self.clock)
         run = self.opened_run(config, metering)
-        self.agent = Agent(run, metering, RecordingBoard(self.posted))
+        self.board = RecordingBoard(self.posted)
+        self.agent = Agent(run, metering, self.board)
         self.service = Service(self.agent)
         self._operations.clear()
         self._start_operation = self.agent.driver._start

@@ -112,7 +112,7 @@ class ModelHost(InProcessHost):
 
     def answers(self) -> dict[Id, str]:
         """How saves have ended, as this agent has notified: the checkpoint, and the kind."""
-        notices = self.agent.trainers.notices._notices
+        notices = self.board.posted
         ended = (n for n in notices if n.kind not in ("protected", "preserved"))
         return {named(n.id): n.kind for n in ended if n.id is not None}
 

@@ -293,7 +293,7 @@ def try_action(action: Action, root: Path, plan: FailurePlan) -> None:
 
 
 def _check_told(host: InProcessHost, action: Action, raised: HoldfastError | None) -> None:
-    notices = (notice for notice in host.agent.trainers.notices._notices if notice.id is not None)
+    notices = (notice for notice in host.board.posted if notice.id is not None)
     kinds = {notice.kind: notice for notice in notices if named(notice.id) == (2, 1)}
     kinds.pop("preserved", None)
     timeline = [named(one) for one in host.look().timeline]

@@ -72,6 +72,11 @@ class MessageSender:
         """Return the address of each known host."""
         return dict(self._addresses)
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether no message waits or is being delivered."""
+        return not self._tasks
+
     def send(self, host: str, message: AnyMessage) -> None:
         """Queue a message; it may be lost."""
         if host not in self._addresses:

@@ -335,7 +335,11 @@ class BucketStore(Store):
 
         Another process that opens the prefix may be at `prepare_place`.
         """
-        return all(stored.key.startswith(f"{LEASES}/") for stored in self._listed(self._prefix))
+        return all(key.startswith(f"{LEASES}/") for key in self.all_keys())
+
+    def all_keys(self) -> Iterator[str]:
+        """Yield the keys of all objects below the prefix, in the order of the service."""
+        return (stored.key for stored in self._listed(self._prefix))
 
     def has_object(self, key: str) -> bool:
         try:

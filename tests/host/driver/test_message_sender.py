@@ -186,7 +186,7 @@ def test_a_host_that_is_not_there_costs_the_message_and_nothing_else(
             await until(lambda: len(there.came) == 1)
             # It has come back elsewhere.
             own.update_address("host-b", there.address)
-            await until(lambda: not own._tasks)
+            await until(lambda: own.is_idle)
             own.send("host-b", leaving(3))
             await until(lambda: len(there.came) == 2)
 
@@ -200,7 +200,7 @@ def test_without_the_runs_token_nothing_is_delivered(there: Post, wrong: dict[st
         async with messenger(**wrong) as own:
             own.update_address("host-b", there.address)
             own.send("host-b", leaving(1))
-            await until(lambda: not own._tasks)
+            await until(lambda: own.is_idle)
 
     asyncio.run(run())
     assert not there.came
@@ -264,7 +264,7 @@ def test_a_server_without_an_agreement_takes_no_messages(root: Path) -> None:
         async with messenger() as own:
             own.update_address("host-b", deaf.address)
             own.send("host-b", leaving(1))
-            await until(lambda: not own._tasks)
+            await until(lambda: own.is_idle)
 
     with Post(root, is_deaf=True) as deaf:
         asyncio.run(run(deaf))
@@ -282,7 +282,7 @@ def test_messages_pass_through_mutual_tls(root: Path, tmp_path: Path) -> None:
         async with messenger(tls=tls) as own, messenger(tls=other.issue("agent")) as stranger:
             stranger.update_address("host-b", there.address)
             stranger.send("host-b", leaving(1))
-            await until(lambda: not stranger._tasks)
+            await until(lambda: stranger.is_idle)
             own.update_address("host-b", there.address)
             own.send("host-b", leaving(2))
             await until(lambda: bool(there.came))
@@ -302,8 +302,8 @@ def test_closing_ends_what_is_being_sent() -> None:
             own.update_address("host-b", PeerAddress(LOOPBACK, port))
             own.send("host-b", leaving(1))
             await until(lambda: bool(taken))
-            assert own._tasks
-        assert not own._tasks
+            assert not own.is_idle
+        assert own.is_idle
         for writer in taken:
             writer.close()
             await writer.wait_closed()

@@ -108,11 +108,7 @@ def kinds_of(
         checkpoint = CheckpointId(step, retention._driver.attempt)
         retention.on_outcome(effects.ReportOutcome(checkpoint, status, reason, is_due))
     count = host.agent.trainers.notices.count - before
-    return (
-        [notice.kind for notice in list(host.agent.trainers.notices._notices)[-count:]]
-        if count
-        else []
-    )
+    return [notice.kind for notice in host.board.posted[-count:]] if count else []
 
 
 def test_a_protected_durable_one_is_named_only_where_an_older_one_was_dropped(
@@ -138,7 +134,7 @@ def test_what_was_deleted_or_left_behind_is_not_called_dropped(
     retention.on_outcome(
         effects.ReportOutcome(checkpoint_id(3, 0), CheckpointStatus.DROPPED, "an abandoned branch")
     )
-    assert host.agent.trainers.notices._notices[-1].kind == "left behind"
+    assert host.board.posted[-1].kind == "left behind"
 
 
 def test_a_part_that_is_gone_at_its_source_is_reported_only_if_it_is_still_wanted(
@@ -153,7 +149,7 @@ def test_a_part_that_is_gone_at_its_source_is_reported_only_if_it_is_still_wante
     )
     pull = effects.Pull(checkpoint_id(1), 0, 2, "host-b")
     gone = ObjectNotFoundError("status 404")
-    assert storage_worker._may_be_recycled(pull, gone)
-    assert not storage_worker._may_be_recycled(pull, gone)
-    assert not storage_worker._may_be_recycled(pull, OSError("the network is down"))
+    assert storage_worker.may_be_recycled(pull, gone)
+    assert not storage_worker.may_be_recycled(pull, gone)
+    assert not storage_worker.may_be_recycled(pull, OSError("the network is down"))
     storage_worker.close()

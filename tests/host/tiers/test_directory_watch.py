@@ -46,7 +46,7 @@ def look(host: InProcessHost) -> DirectoryWatch:
     """Lets the agent look at its directory once; its watch."""
     assert host.service is not None
     watch = host.agent.directory
-    host.call(watch._check_once())
+    host.call(watch.check_once())
     return watch
 
 

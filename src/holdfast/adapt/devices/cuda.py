@@ -46,33 +46,38 @@ class CudaRuntime:
         Raises:
             DeviceError: the driver is missing, or too old for the bindings.
         """
-        return int(self._call("cudaGetDeviceCount"))
+        return int(self.call("cudaGetDeviceCount"))
 
     def page_lock(self, address: int, size_bytes: int, device: int) -> None:
         # Portable: registered for the contexts of all devices, not only this one.
         with self._on(device):
             flags = self._cuda.cudaHostRegisterPortable
-            self._call("cudaHostRegister", address, size_bytes, flags)
+            self.call("cudaHostRegister", address, size_bytes, flags)
 
     def page_unlock(self, address: int) -> None:
-        self._call("cudaHostUnregister", address)
+        self.call("cudaHostUnregister", address)
 
     def open_stream(self, device: int) -> CudaStream:
         with self._on(device):
             # Non-blocking: it does not wait for the legacy default stream.
-            handle = self._call("cudaStreamCreateWithFlags", self._cuda.cudaStreamNonBlocking)
+            handle = self.call("cudaStreamCreateWithFlags", self._cuda.cudaStreamNonBlocking)
         return CudaStream(self, handle, device)
 
     @contextlib.contextmanager
     def _on(self, device: int) -> Iterator[None]:
-        before = self._call("cudaGetDevice")
-        self._call("cudaSetDevice", device)
+        before = self.call("cudaGetDevice")
+        self.call("cudaSetDevice", device)
         try:
             yield
         finally:
-            self._call("cudaSetDevice", before)
+            self.call("cudaSetDevice", before)
 
-    def _call(self, name: str, *arguments: Any) -> Any:
+    def call(self, name: str, *arguments: Any) -> Any:
+        """Call a function of the runtime, and return its result.
+
+        Raises:
+            DeviceError: it failed; the message has its name and the runtime's error.
+        """
         code, *results = getattr(self._cuda, name)(*arguments)
         if code != self._cuda.cudaError_t.cudaSuccess:
             # Clear the runtime's last error, which an unrelated later caller would read otherwise.
@@ -90,20 +95,20 @@ class CudaRuntime:
     def enqueue(self, handle: Any, target: int, source: int, size_bytes: int) -> None:
         """Queue a copy from a device to the host."""
         kind = self._cuda.cudaMemcpyKind.cudaMemcpyDeviceToHost
-        self._call("cudaMemcpyAsync", target, source, size_bytes, kind, handle)
+        self.call("cudaMemcpyAsync", target, source, size_bytes, kind, handle)
 
     def make_event(self, device: int) -> Any:
         """Return a new event, without timing, which is the cheaper kind."""
         with self._on(device):
-            return self._call("cudaEventCreateWithFlags", self._cuda.cudaEventDisableTiming)
+            return self.call("cudaEventCreateWithFlags", self._cuda.cudaEventDisableTiming)
 
     def record_event(self, event: Any, handle: Any) -> None:
         """Record an event after all queued work."""
-        self._call("cudaEventRecord", event, handle)
+        self.call("cudaEventRecord", event, handle)
 
     def make_wait(self, handle: Any, event: Any) -> None:
         """Make work that is queued later wait for an event."""
-        self._call("cudaStreamWaitEvent", handle, event, 0)
+        self.call("cudaStreamWaitEvent", handle, event, 0)
 
     def is_done(self, name: str, subject: Any) -> bool:
         """Return whether an event or stream is done, by `cudaEventQuery` or `cudaStreamQuery`."""

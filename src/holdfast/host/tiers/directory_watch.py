@@ -86,7 +86,7 @@ class DirectoryWatch:
     async def watch(self) -> None:
         """Check the directory every `POLL_SECS` until it is lost."""
         while not self.is_lost:
-            await self._check_once()
+            await self.check_once()
             await asyncio.sleep(POLL_SECS)
 
     async def check_identity(self, path: str, identity: str) -> None:
@@ -120,7 +120,8 @@ class DirectoryWatch:
             "the agent (`holdfast stop`)"
         )
 
-    async def _check_once(self) -> None:
+    async def check_once(self) -> None:
+        """Look once at the run's directory, and report what has changed."""
         home, now_secs = self._run.durable.home, self._run.clock.monotonic()
         if now_secs >= self._read_at_secs:
             self._read_at_secs = now_secs + READ_SECS

@@ -211,7 +211,7 @@ class StorageWorker:
                 pull = functools.partial(self._pull, effect, reserve, is_filled=filled is not None)
                 self._ram.pulled_bytes += await loop.run_in_executor(self._pulling, pull)
         except Exception as error:
-            if self._may_be_recycled(effect, error):
+            if self.may_be_recycled(effect, error):
                 log.info("part %d of %s is no longer there: %s", effect.rank, effect.id, error)
             else:
                 log.warning("cannot copy part %d of %s: %s", effect.rank, effect.id, error)
@@ -320,7 +320,7 @@ class StorageWorker:
             counter=counter,
         )
 
-    def _may_be_recycled(self, effect: effects.Pull, error: Exception) -> bool:
+    def may_be_recycled(self, effect: effects.Pull, error: Exception) -> bool:
         """Return whether the part may have been recycled at its source during the pull: no problem.
 
         The order to drop it arrives later. A part that is missing again when the pull is retried is
