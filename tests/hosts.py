@@ -95,16 +95,20 @@ class Host:
         wait_until(lambda: not is_running(pid))
         return pid
 
+    def kill_agents(self) -> None:
+        """SIGKILLs the agents that are there, also one that is starting or about to leave."""
+        for agent in self.agent_processes():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                agent.kill()
+            wait_until(lambda pid=agent.pid: not is_running(pid))
+
     def end(self) -> None:
         """Ends every process and removes the folder."""
         for trainer in self.trainers:
             if trainer.poll() is None:
                 trainer.kill()
             trainer.communicate()
-        for agent in self.agent_processes():
-            with contextlib.suppress(psutil.NoSuchProcess):
-                agent.kill()
-            wait_until(lambda pid=agent.pid: not is_running(pid))
+        self.kill_agents()
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def agent_processes(self) -> list[psutil.Process]:
@@ -143,7 +147,7 @@ def is_running(pid: int) -> bool:
     """Whether a process runs; what is left of a dead one does not count."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):
         return False
     return state != "Z"
 

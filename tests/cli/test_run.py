@@ -187,7 +187,7 @@ def test_what_stands_in_ram_alone_is_durable_when_it_returns(
 ) -> None:
     run = tmp_path / "run"
     # So large that it takes the agent a while; step 1 stands in RAM alone when the trainer ends.
-    command = training(run, steps=2, every=9, ram_every=1, leave=1, megabytes=200)
+    command = training(run, steps=2, every=9, ram_every=1, leave_sealed=1, megabytes=200)
     holdfast(one_host, "run", "--", *command)
     assert manifest_path(run, 1).exists()
 

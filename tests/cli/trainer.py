@@ -4,8 +4,9 @@ It prints a line once it has opened the run and one for each step. Options: `ste
 interval of durable saves; `sleep`, seconds a step; `restore`, a step to go back to first;
 `linger`, the agent's; `finish`, the last step, unless it was preempted; `ram_every`;
 `break_storage`, after opening, for `writing` or for `listing` too; `leave`, without closing the
-manager, after so many seconds; `lost`, without closing it, once its saves are durable, so that the
-agent lingers; `megabytes` of more state.
+manager, after so many seconds; `leave_sealed`, without closing it, once RAM has that step; `lost`,
+without closing it, once its saves are durable, so that the agent lingers; `megabytes` of more
+state.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import numpy as np
 import holdfast
 from holdfast import preservation_policy, save_decision_policy
 from holdfast.format.names import CheckpointId
+from tests.hosts import events, wait_until
 
 
 class Iterator:
@@ -76,6 +78,12 @@ def main() -> None:
     else:
         if options.get("finish"):
             manager.finish(options["steps"] - 1, state)
+    if "leave_sealed" in options:
+        last = options["leave_sealed"]
+        wait_until(
+            lambda: any(event["step"] == last for event in events(Path(directory), "sealed"))
+        )
+        os._exit(0)
     if options.get("leave"):
         time.sleep(options["leave"])
         os._exit(0)

@@ -262,7 +262,7 @@ def test_states_of_which_one_part_is_damaged_are_not_given_at_all(
 ) -> None:
     run = tmp_path / "run"
     results(start_job(one_host, run, 2, steps=2, interval=1))
-    one_host.kill_agent()
+    one_host.kill_agents()
     for folder in one_host.folder.iterdir():
         shutil.rmtree(folder)
     expire_leases(run)
