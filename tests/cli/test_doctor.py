@@ -15,6 +15,7 @@ from holdfast.trainer.checks.storage_checks import check_storage
 from tests.cli.command_line import answer, holdfast, train
 from tests.hosts import Host
 from tests.store.places import mounted
+from tests.test_launchers import SLURM
 
 
 def severities(found: dict, subject: str) -> set[str]:
@@ -123,3 +124,22 @@ def test_a_check_leaves_no_folder_in_ram(tmp_path: Path, monkeypatch: pytest.Mon
     root.mkdir(mode=0o700)
     assert list(check_host(None))
     assert root.exists()
+
+
+def test_launchers_are_shown_with_what_they_say(
+    shared_host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = answer(shared_host, "doctor")
+    assert severities(found, "launcher") == {"ok"}
+    for name, value in SLURM.items():
+        monkeypatch.setitem(shared_host.variables, name, value)
+    found = answer(shared_host, "doctor")
+    (row,) = (row for row in found["checks"] if row["subject"] == "launcher, slurm")
+    assert "Slurm (job 12) as rank 1 of 2; SLURM_JOB_ID=12" in row["found"]
+    monkeypatch.setitem(shared_host.variables, "RANK", "0")
+    monkeypatch.setitem(shared_host.variables, "WORLD_SIZE", "2")
+    found = answer(shared_host, "doctor", code=3)
+    assert severities(found, "launcher") == {"ok", "note", "warning"}
+    monkeypatch.setitem(shared_host.variables, "HOLDFAST_LAUNCHER", "slrum")
+    found = answer(shared_host, "doctor", code=1)
+    assert severities(found, "launcher") == {"problem"}

@@ -89,7 +89,7 @@ def handled(act: Callable[[PreemptionSignals, StepClock], None]) -> bool:
     """Whether what `act` does with the signals ends a wait at once or soon."""
     clock, numbers = StepClock(), (signal.SIGUSR1, signal.SIGUSR2)
     before = [signal.signal(number, lambda number, frame: None) for number in numbers]
-    signals = PreemptionSignals(numbers, lambda: None, clock)
+    signals = PreemptionSignals(numbers, (), lambda: None, clock)
     signals.install()
     try:
         with waits.ended_by_signals("close", lambda: "", 0.0):
@@ -131,7 +131,7 @@ def test_the_signal_that_began_a_preemption_does_not_cut_its_save_short() -> Non
 
 def test_the_repetition_of_a_signal_ends_no_wait_that_began_in_between() -> None:
     clock, before = StepClock(), signal.signal(signal.SIGUSR1, lambda number, frame: None)
-    signals = PreemptionSignals([signal.SIGUSR1], lambda: None, clock)
+    signals = PreemptionSignals([signal.SIGUSR1], (), lambda: None, clock)
     try:
         os.kill(os.getpid(), signal.SIGUSR1)
         with waits.ended_by_signals("close", lambda: "", 0.0):

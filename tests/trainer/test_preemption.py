@@ -191,7 +191,7 @@ def test_a_loop_that_never_asks_is_told_and_ended_by_the_second_signal(
 def test_of_two_signals_that_come_together_one_repeats_the_other() -> None:
     called, notified, clock = [], [], StepClock()
     before = signal.signal(signal.SIGUSR1, lambda number, frame: called.append(number))
-    signals = PreemptionSignals([signal.SIGUSR1], lambda: notified.append(1), clock)
+    signals = PreemptionSignals([signal.SIGUSR1], (), lambda: notified.append(1), clock)
     try:
         # A launcher signals a process and its group.
         for _ in range(2):

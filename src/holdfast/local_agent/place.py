@@ -30,6 +30,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from holdfast import launchers
 from holdfast.environment import HOST_VARIABLE, RAM_VARIABLE
 from holdfast.errors import StorageError
 from holdfast.store.file_lock import is_file_locked as is_file_locked
@@ -43,8 +44,17 @@ _CREDENTIALS = struct.Struct("3i")
 
 
 def host_name() -> str:
-    """Return this host's identity: `HOLDFAST_HOST`, or else the machine's name."""
-    return os.environ.get(HOST_VARIABLE) or socket.gethostname()
+    """Return this host's identity: `HOLDFAST_HOST`, or else the machine's name.
+
+    A launcher's own name of the host is used where it is another one, as for several nodes on one
+    machine, or in a container that it has started. The machine's may also have a domain.
+    """
+    chosen = os.environ.get(HOST_VARIABLE)
+    if chosen:
+        return chosen
+    machine, launched = socket.gethostname(), launchers.launched().host
+    is_same = machine.partition(".")[0] == launched.partition(".")[0]
+    return machine if is_same or not launched else launched
 
 
 def roots() -> list[Path]:

@@ -20,7 +20,7 @@ from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any
 
-from holdfast import environment, waits
+from holdfast import environment, launchers, waits
 from holdfast.adapt.contract import ArraysOf, Framework, RestoreRequest
 from holdfast.adapt.detect import find_framework
 from holdfast.clock import Clock, SystemClock, process_age_secs
@@ -144,12 +144,16 @@ class CheckpointManager:
         """Whether metrics were passed that could be saved."""
         self._framework = find_framework(framework)
         self._processes = self._framework.processes()
-        terminal.set_log(process.terminal_lines, self._processes.rank, self._processes.count)
-        if self._processes.rank == 0:
+        rank, count = self._processes.rank, self._processes.count
+        terminal.set_log(process.terminal_lines, rank, count)
+        if rank == 0:
             environment.warn_unknown()
+        self._launch = launchers.launched()
+        self._launch.check(rank, count)
         self._rendezvous = Rendezvous(self._processes, self._clock)
-        signals = process.preemption_signals
-        self._signals = PreemptionSignals(signals, self._on_stop_signal, self._clock)
+        self._signals = PreemptionSignals(
+            process.preemption_signals, self._launch.signals, self._on_stop_signal, self._clock
+        )
         with contextlib.ExitStack() as on_error:
             on_error.callback(self._signals.close)
             with waits.ended_by_signals("open the run", lambda: f"{directory} is not open"):
@@ -194,11 +198,17 @@ class CheckpointManager:
                     pid=os.getpid(),
                     process_secs=round(process_secs, 3),
                     secs=round(self._clock.monotonic() - opened_secs, 4),
+                    launchers=self._launch.names,
+                    restarts=self._launch.restarts,
                 )
             )
         has_copies = self._job.attach.host_count > 1 and self._job.attach.copies > 1
         place, remote = self._session.place, self._options.remote
         self._show(terminal.opening_text(run.location, place, remote, has_copies=has_copies))
+        larger_job = self._job.attach.larger_job
+        if larger_job:
+            count = self._processes.count
+            self._show(f"started by {larger_job}, and the framework has {count}: it trains alone")
 
     def _begin(self, held: HeldResources) -> None:
         self._meter = meter_for(self._options)

@@ -143,7 +143,9 @@ class ProcessHooks:
 
     Args:
         preemption_signals: The signals that announce a preemption, whose handlers are installed in
-            the main thread; () installs none. See `CheckpointManager.reached_preemption`.
+            the main thread; () installs none. See `CheckpointManager.reached_preemption`. None
+            selects SIGTERM, and under Slurm also SIGUSR1 and SIGUSR2 where the program does not
+            handle them, because they would end the process. See docs/preemption.md.
         terminal_lines: Whether log lines and progress bars are shown in the terminal of a program
             that sets up no logging, as `HOLDFAST_LOG` chooses. False writes nothing to standard
             error, and leaves the logger `holdfast` to the program. The newest manager decides.
@@ -155,13 +157,14 @@ class ProcessHooks:
         InvalidArgumentError: An argument has the wrong type, or a signal cannot be handled.
     """
 
-    preemption_signals: Sequence[int] = (signal.SIGTERM,)
+    preemption_signals: Sequence[int] | None = None
     terminal_lines: bool = True
     fork_hooks: bool = True
 
     def __post_init__(self) -> None:
-        signals = _checked_signals(self.preemption_signals)
-        object.__setattr__(self, "preemption_signals", signals)
+        if self.preemption_signals is not None:
+            signals = _checked_signals(self.preemption_signals)
+            object.__setattr__(self, "preemption_signals", signals)
         for name in ("terminal_lines", "fork_hooks"):
             if not isinstance(value := getattr(self, name), bool):
                 raise InvalidArgumentError(

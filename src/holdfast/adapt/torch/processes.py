@@ -6,12 +6,12 @@ here is a collective.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import torch.distributed as dist
 
+from holdfast import launchers
 from holdfast.errors import InvalidArgumentError, ProcessLostError
 
 _PREFIX = "holdfast"
@@ -26,12 +26,15 @@ class TorchProcesses:
         is_started = dist.is_available() and dist.is_initialized()
         self.rank = dist.get_rank() if is_started else 0
         self.count = dist.get_world_size() if is_started else 1
-        planned = os.environ.get("WORLD_SIZE", "1")
-        if not is_started and "RANK" in os.environ and planned.isdecimal() and int(planned) > 1:
+        # RANK and WORLD_SIZE are for init_process_group. Other launchers also start trainings that
+        # are no ranks of one job.
+        launcher = launchers.launched().ranked
+        if not is_started and launcher is not None and launcher.is_for_torch:
             raise InvalidArgumentError(
-                f"find the other processes: WORLD_SIZE is {planned}, and torch.distributed, by "
-                "which they find each other, is not started; call "
-                "torch.distributed.init_process_group() first"
+                f"find the other processes: this one was started by {launcher.place_text}, and "
+                "torch.distributed, by which they find each other, is not started; call "
+                "torch.distributed.init_process_group() first, or set "
+                f"{launchers.LAUNCHER_VARIABLE}=none for trainings that are independent"
             )
 
     def key_values(self) -> TorchKeyValues:

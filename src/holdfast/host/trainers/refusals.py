@@ -1,7 +1,8 @@
 """Build the errors of refused starts.
 
 If a job does not initialise its framework's processes, each process opens the run as rank 0 of 1.
-All but the first are refused, and advice to take the run over would harm the job.
+All but the first are refused, and advice to take the run over would harm the job. See
+docs/decisions/0066.
 """
 
 from __future__ import annotations
@@ -20,6 +21,22 @@ FORGOTTEN_JOB = (
     "before the manager is made? If they are two runs of one program, stop the other one first, or "
     "open with takeover=True to fence it"
 )
+
+
+def forgotten_ranks(larger_job: str, count: int) -> str:
+    """Return what to do about a start of fewer processes than their launcher has started.
+
+    Args:
+        larger_job: the launcher, and the rank that it gave the process.
+        count: the number of processes that the framework has.
+    """
+    return (
+        f"this process was started by {larger_job}, and its framework has {count}. If the live "
+        "ones are others of these, call jax.distributed.initialize() or "
+        "torch.distributed.init_process_group() in all of them before the manager is made, or give "
+        "each a directory of its own if they are independent trainings. If they are those of "
+        "another job, stop it first"
+    )
 
 
 def refusal_error(

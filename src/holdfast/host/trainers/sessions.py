@@ -40,7 +40,12 @@ from holdfast.host.trainers.pending_start import (
     check_policies,
     prepare_remote,
 )
-from holdfast.host.trainers.refusals import FORGOTTEN_JOB, is_like_one_job, refusal_error
+from holdfast.host.trainers.refusals import (
+    FORGOTTEN_JOB,
+    forgotten_ranks,
+    is_like_one_job,
+    refusal_error,
+)
 from holdfast.host.wire import control_block, protocol
 from holdfast.host.wire.group_record import GroupRecord, TrainerProcess, process_start
 from holdfast.host.wire.protocol import Notice
@@ -295,7 +300,7 @@ class TrainerSessions:
             start, self._branching = self._branching, None
         if start is None:
             return
-        live = f"{self._live_processes(effect.reason)}; {self._busy_advice(start.group)}"
+        live = f"{self._live_processes(effect.reason)}; {self._busy_advice(start)}"
         start.end(refusal_error(run, effect, live, self._storage_worker.problem))
 
     def given_up(self, effect: effects.GivenUp) -> None:
@@ -537,8 +542,12 @@ class TrainerSessions:
             return f"other processes begin an attempt on host {host} ({_processes(others[0])})"
         return reason
 
-    def _busy_advice(self, group: TrainerGroup) -> str:
-        """Return what to do about the processes that keep `group` from beginning."""
+    def _busy_advice(self, start: PendingStart) -> str:
+        """Return what to do about the processes that keep a group from beginning."""
+        group = start.group
+        larger_job = next((r.larger_job for r in start.requests.values() if r.larger_job), "")
+        if larger_job:
+            return forgotten_ranks(larger_job, group.count)
         here = [self._trainers.group, *(start.group for start in self._starts.values())]
         if any(other is not None and is_like_one_job(group, other) for other in here):
             return FORGOTTEN_JOB

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from holdfast.coordination.messages import NAME_CHARS_MAX
+from holdfast.coordination.messages import NAME_CHARS_MAX, REASON_CHARS_MAX
 from holdfast.coordination.settings import Settings, heartbeat_for
 from holdfast.format.names import PART_COUNT_MAX, STEP_MAX, AttemptId, CheckpointId
 from holdfast.format.records import AttemptRecord
@@ -91,6 +91,8 @@ class Attach(msgspec.Struct, frozen=True, kw_only=True):
             agent's.
         directory: the device and inode of that directory; empty: they are not compared.
         metrics: where the agent is to serve metrics; None: as it does.
+        larger_job: the launcher, and the rank that it gave this process, if it has started more
+            processes than the trainer's job has; for the message of a refusal.
     """
 
     protocol: int = PROTOCOL_VERSION
@@ -113,6 +115,7 @@ class Attach(msgspec.Struct, frozen=True, kw_only=True):
     run: Annotated[str, msgspec.Meta(max_length=PATH_CHARS_MAX)] = ""
     directory: Annotated[str, msgspec.Meta(max_length=64)] = ""
     metrics: MetricsAddress | None = None
+    larger_job: Annotated[str, msgspec.Meta(max_length=REASON_CHARS_MAX)] = ""
 
     def settings(self) -> Settings:
         """Return the settings of the coordination of this job's hosts."""

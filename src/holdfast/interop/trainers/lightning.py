@@ -15,6 +15,7 @@ from __future__ import annotations
 import io
 import os
 import shutil
+import signal
 from collections import OrderedDict
 from collections.abc import Mapping
 from pathlib import Path
@@ -25,7 +26,7 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.plugins import CheckpointIO
 
-from holdfast import load, save
+from holdfast import ProcessHooks, load, save
 from holdfast.building import is_saved_one
 from holdfast.clock import SystemClock
 from holdfast.errors import InvalidArgumentError, NotARunError, translated
@@ -65,7 +66,9 @@ class HoldfastCallback(Callback):  # type: ignore[misc]
             "callbacks": Replicated(_Callbacks(trainer, self)),
         }
         self._of_ranks = {"rng": self._random, "data": _Loaders(trainer)}
-        self._session = TrainerSession(self._directory, self._options)
+        # Lightning requeues a Slurm job at SIGUSR1, unless something else handles the signal.
+        hooks = ProcessHooks(preemption_signals=(signal.SIGTERM,))
+        self._session = TrainerSession(self._directory, {"process": hooks} | self._options)
         progress = self._session.read("loop")
         if progress is not None:
             self._session.resume(progress[0], self._state, self._of_ranks)

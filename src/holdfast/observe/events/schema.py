@@ -169,12 +169,18 @@ class ManagerOpened(Event, frozen=True, kw_only=True, tag="manager_opened"):
         pid: its process.
         process_secs: the age of the process when it began to open the manager.
         secs: how long opening took.
+        launchers: what has started the process, by the names of `HOLDFAST_LAUNCHER`; the innermost
+            first.
+        restarts: how often a launcher that counts it has started the job again. The count of
+            `torchrun` is that of one node.
     """
 
     rank: RankNumber
     pid: int
     process_secs: Secs
     secs: Secs
+    launchers: tuple[str, ...] = ()
+    restarts: dict[str, Count] = {}
 
 
 class FirstStep(Event, frozen=True, kw_only=True, tag="first_step"):

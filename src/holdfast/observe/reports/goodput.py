@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
 from holdfast.observe.events.reader import Omission
-from holdfast.observe.events.schema import Event, EventsLost, StateRestored
+from holdfast.observe.events.schema import Event, EventsLost, ManagerOpened, StateRestored
 from holdfast.observe.reports.division import Piece, divide, quiet_step_us
 from holdfast.observe.reports.model import (
     RESTART_PARTS,
@@ -96,6 +96,8 @@ def _attempt(trace: Trace, pieces: Sequence[Piece], begin_us: int) -> AttemptRep
     total, restart, _ = _sums(own)
     start_us = own[0].start_us if own else trace.last_us
     quiet_us = quiet_step_us(trace)
+    opened = trace.opened.event if trace.opened is not None else None
+    assert opened is None or isinstance(opened, ManagerOpened)
     return AttemptReport(
         attempt=trace.number,
         host=trace.host,
@@ -107,6 +109,8 @@ def _attempt(trace: Trace, pieces: Sequence[Piece], begin_us: int) -> AttemptRep
         last_step=trace.last_step,
         quiet_step_secs=None if quiet_us is None else round(quiet_us / 1e6, 6),
         end=trace.end,
+        launchers=opened.launchers if opened is not None else (),
+        restarts=opened.restarts if opened is not None else {},
     )
 
 

@@ -12,7 +12,12 @@ from pathlib import Path
 from xml.etree.ElementTree import Element, SubElement, tostring
 
 from holdfast.observe.reports import charts
-from holdfast.observe.reports.model import CATEGORIES, RESTART_PARTS, RunReport
+from holdfast.observe.reports.model import (
+    CATEGORIES,
+    RESTART_PARTS,
+    AttemptReport,
+    RunReport,
+)
 from holdfast.observe.reports.words import (
     CATEGORY_WORDS,
     CAUSE_WORDS,
@@ -213,11 +218,20 @@ def _add_attempts(main: Element, report: RunReport) -> None:
             else "",
             _duration(attempt.quiet_step_secs),
             CAUSE_WORDS.get(attempt.end, attempt.end) if attempt.end != "closed" else "closed",
+            _launchers(attempt),
         ]
         for attempt in report.attempts
     ]
     titles = ["attempt", "host", "first step", "last", "time", "productive", "step", "end"]
+    titles.append("started by")
     _add_table(main, titles, rows, {0, 2, 3, 4, 5, 6})
+
+
+def _launchers(attempt: AttemptReport) -> str:
+    """Return what has started an attempt's processes, the outermost first."""
+    restarts = attempt.restarts
+    names = reversed(attempt.launchers)
+    return ", ".join(f"{n} (restart {restarts[n]})" if restarts.get(n) else n for n in names)
 
 
 def _number(value: int | None) -> str:

@@ -10,8 +10,14 @@ from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 
-from holdfast.environment import INTERFACE_VARIABLE, RAM_VARIABLE
+from holdfast.environment import (
+    HOST_VARIABLE,
+    INTERFACE_VARIABLE,
+    LAUNCHER_VARIABLE,
+    RAM_VARIABLE,
+)
 from holdfast.errors import HoldfastError
+from holdfast.launchers import launched
 from holdfast.local_agent.place import host_name, make_root, roots
 from holdfast.peers.config import LOOPBACK, listen
 from holdfast.quantities import size_text
@@ -36,6 +42,7 @@ def check_host(needed_bytes: int | None) -> Iterator[CheckResult]:
         yield passed("host name", checked_host(host_name()))
     except HoldfastError as error:
         yield failed("host name", str(error))
+    yield from _check_launchers()
     root = roots()[0]
     was_there = root.exists()
     yield from _check_ram(root, needed_bytes)
@@ -46,6 +53,47 @@ def check_host(needed_bytes: int | None) -> Iterator[CheckResult]:
     yield _check_memory_limit(needed_bytes)
     yield from _check_limits(needed_bytes)
     yield _check_interface()
+
+
+def _check_launchers() -> Iterator[CheckResult]:
+    """Yield what has started this process, and which of its variables are used."""
+    subject = "launcher"
+    try:
+        launch = launched()
+    except HoldfastError as error:
+        yield failed(subject, str(error))
+        return
+    for launcher in launch.launchers:
+        words = [launcher.place_text]
+        if launcher.restarts:
+            words.append(f"restart {launcher.restarts}")
+        variables = " ".join(f"{name}={value}" for name, value in launcher.variables.items())
+        yield passed(f"{subject}, {launcher.of.name}", f"{', '.join(words)}; {variables}")
+    pair = launch.contradiction()
+    if pair is not None:
+        inner, outer = pair
+        yield warned(
+            subject,
+            f"{inner.place_text} and {outer.place_text} contradict each other",
+            f"unset {', '.join(inner.variables)}, or set {LAUNCHER_VARIABLE}={outer.of.name}; a "
+            "manager whose framework agrees with neither is refused",
+        )
+    larger_job = launch.larger_job(1)
+    if larger_job:
+        yield noted(
+            subject,
+            f"used for messages alone: {larger_job}. The framework's rank and count are used",
+            "initialize the framework's processes before the manager is made, or give each "
+            "training a directory of its own",
+        )
+    if "kubernetes" in launch.names and not os.environ.get(HOST_VARIABLE):
+        yield noted(
+            subject,
+            "the host is named after the pod",
+            f"where RAM outlives the pod (hostPath), set {HOST_VARIABLE} from spec.nodeName",
+        )
+    if not launch.launchers:
+        yield passed(subject, f"none is used ({LAUNCHER_VARIABLE} is unset, or names none)")
 
 
 def _check_ram(root: Path, needed_bytes: int | None) -> Iterator[CheckResult]:

@@ -11,9 +11,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from holdfast import waits
+from holdfast import launchers, waits
 from holdfast.adapt.contract import Processes
 from holdfast.clock import Clock
+from holdfast.coordination.messages import REASON_CHARS_MAX
 from holdfast.engine.reading.exchange import ExchangePlace
 from holdfast.errors import AgentUnavailableError
 from holdfast.format.names import NO_ATTEMPT, AttemptId
@@ -250,6 +251,7 @@ def _attach(run: OpenRun, options: Options, processes: Processes, hosts: JobHost
         domain=next(host.domain for host in hosts.hosts if host.name == own),
         copies=ram.copies if ram is not None else 1,
         metrics=options.metrics,
+        larger_job=launchers.launched().larger_job(processes.count)[:REASON_CHARS_MAX],
     )
 
 

@@ -12,6 +12,8 @@ yet to come, and that one ends nothing. See docs/decisions/0041.
 A second signal of the same number has the effect that it has without Holdfast: the earlier action
 is restored and the signal is raised again. A signal within `REPEAT_SECS` of the first one counts as
 its repetition: launchers signal both a process and its group, which delivers two.
+
+Which signals count under which launcher is in docs/decisions/0066.
 """
 
 from __future__ import annotations
@@ -35,23 +37,39 @@ log = logging.getLogger(__name__)
 
 
 class PreemptionSignals:
-    """Handle `signals` by calling `notify`. `close` restores the earlier handlers.
+    """Handle signals by calling `notify`. `close` restores the earlier handlers.
 
     The constructor replaces handlers of other code only, for the time until `install` is called:
     the default action would end the process, and before the first step that loses nothing.
+
+    Args:
+        signals: The signals. None: SIGTERM, and those of `launcher_signals` that have their default
+            action when `install` is called. Other code uses these for other purposes, too.
+        launcher_signals: The signals by which the launcher may announce a preemption.
+        notify: Called in the signal handler.
+        clock: The clock.
     """
 
-    def __init__(self, signals: Sequence[int], notify: Callable[[], None], clock: Clock) -> None:
+    def __init__(
+        self,
+        signals: Sequence[int] | None,
+        launcher_signals: Sequence[signal.Signals],
+        notify: Callable[[], None],
+        clock: Clock,
+    ) -> None:
         self._notify = notify
         self._clock = clock
         self._earlier: dict[signal.Signals, Any] = {}
         self._first_at_secs: dict[signal.Signals, float] = {}
         self._is_closed = False
         self._signals: tuple[signal.Signals, ...] = ()
+        self._signals_if_default: tuple[signal.Signals, ...] = ()
         self.has_arrived = False
         """Whether a signal has arrived."""
         self.is_announced = False
         """Whether the job is preempted already: this process's first signal only repeats it."""
+        if signals is None:
+            signals, self._signals_if_default = (signal.SIGTERM,), tuple(launcher_signals)
         if signals and threading.current_thread() is not threading.main_thread():
             log.warning(
                 "preemption signals (%s) are not handled: only the main thread can install "
@@ -64,7 +82,10 @@ class PreemptionSignals:
 
     def install(self) -> None:
         """Install the handlers of all signals."""
+        if not self._signals:
+            return
         self._install(number for number in self._signals if number not in self._earlier)
+        self._install(number for number in self._signals_if_default if _is_default(number))
 
     def _install(self, numbers: Iterable[signal.Signals]) -> None:
         for number in list(numbers):
@@ -130,6 +151,11 @@ class PreemptionSignals:
 def _has_handler(number: signal.Signals) -> bool:
     """Return whether a function, of Python or of C, handles the signal."""
     return callable(signal.getsignal(number)) or native_handler(number) is not None
+
+
+def _is_default(number: signal.Signals) -> bool:
+    """Return whether the signal has its default action."""
+    return signal.getsignal(number) is signal.SIG_DFL and native_handler(number) is None
 
 
 def _put_back(number: signal.Signals, earlier: Any) -> None:
