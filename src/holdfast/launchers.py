@@ -290,6 +290,10 @@ class Launch:
         return ""
 
 
+NO_LAUNCH = Launch()
+"""A process that nothing of the table has started."""
+
+
 def launched() -> Launch:
     """Return the launchers of this process.
 

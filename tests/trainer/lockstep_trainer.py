@@ -5,10 +5,12 @@ error ends it as it ends any program: the traceback is the last thing on stderr.
 
 `stands`: the rank, and before what it stands still: a step, or the call `open`, `resume`, `finish`.
 `last`: the step after which the others do what is next. `raises`: they raise an error of their own.
+`limits`: the durations of waits, by the names of their modules and constants.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import signal
@@ -60,6 +62,9 @@ def state_of(step: int) -> dict[str, object]:
 
 def main() -> None:
     address, count, directory = sys.argv[1], int(sys.argv[2]), sys.argv[4]
+    for name, secs in TODO.get("limits", {}).items():
+        module, _, constant = name.rpartition(".")
+        setattr(importlib.import_module(module), constant, secs)
     threading.Thread(target=say_calls, daemon=True).start()
     states.start(address, count, RANK, 100)
     come_to("open")

@@ -204,11 +204,12 @@ def test_what_no_other_host_confirms_has_failed_at_the_end(
     progress: Progress, accept: Accept, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("holdfast.trainer.save.progress.CONFIRM_SECS", 0.1)
+    progress.describe_parts = lambda checkpoint: f"rank 1 has no part of {checkpoint.step}"
     accept(10, durable=False)
     progress._raise_at_end(0.05, lambda: None)
     error = failure(progress, at_end=True)
     assert error is not None
-    assert "other hosts did not confirm it" in str(error)
+    assert "other hosts did not confirm it within 0 s: rank 1 has no part of 10" in str(error)
 
 
 def test_slower_ranks_that_still_confirm_extend_the_wait_of_a_rank_that_is_ahead(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -239,6 +240,46 @@ def test_after_the_error_of_a_lost_host_close_leaves_the_step_to_the_agent(
     if other == 0:
         wait_until(lambda: durable_parts(run, LAST) == {other})
     assert parts_in_ram(two_hosts[other], LAST) == {other}
+
+
+@pytest.mark.parametrize(
+    ("call", "limit", "expected"),
+    [
+        (
+            "resume",
+            "restore.restore_votes.VOTE_SECS",
+            "ProcessLostError: meet before a restore: rank 1 (on host-b) of 2 did not join within "
+            "1 s, since .* UTC; missing: rank 1 (host-b: before its first step); the others: "
+            "rank 0 (host-a: before its first step); see their logs",
+        ),
+        (
+            "finish",
+            "finisher.FINISH_SECS",
+            "ProcessLostError: finish the run: rank 1 (on host-b) of 2 did not join within 1 s, "
+            "since .* UTC; missing: rank 1 (host-b: at step 8); the others: rank 0 (host-a: at "
+            "step 8); see their logs",
+        ),
+        (
+            LAST,
+            "save.patience.CLOSE_SECS",
+            "WaitTimeoutError: wait until finished: steps .*8] are not durable after 1.0 s; no "
+            "host that answers has these parts of step 8 in RAM: rank 1 (host-b: at step 7); "
+            "saving",
+        ),
+    ],
+    ids=["resume", "finish", "close"],
+)
+def test_a_wait_beyond_its_deadline_names_the_rank_that_stands_still_and_its_step(
+    two_hosts: list[Host], tmp_path: Path, call: str | int, limit: str, expected: str
+) -> None:
+    todo = {"finishes": True} if call == "finish" else {}
+    limits = {f"holdfast.trainer.{limit}": 1.0}
+    job = start_job(two_hosts, tmp_path / "run", stands=[1, call], limits=limits, **todo)
+    job.ranks[1].await_line("at", lambda line: line["at"] == call)
+    assert job.ranks[0].wait(60) == 1, job.told()
+    line = "".join(job.ranks[0].errors).strip().splitlines()[-1]
+    assert re.search(re.escape(expected).replace(r"\.\*", ".*"), line), line
+    job.ranks[1].process.kill()
 
 
 @pytest.mark.parametrize("framework", ["jax", TORCH])

@@ -127,8 +127,26 @@ def test_what_another_host_has_committed_and_what_was_told_first_are_not_waited_
 def test_saves_that_are_on_their_way_end_the_wait_with_their_steps() -> None:
     progress = Progress(SystemClock())
     progress.accept(FIRST, durable=True, by_step=True)
-    with pytest.raises(WaitTimeoutError, match=r"steps \[1\] are not durable"):
+    with pytest.raises(WaitTimeoutError, match=r"steps \[1\] are not durable after 0.05 s; saving"):
         progress.wait_until_finished(0.05)
+    progress.describe_parts = lambda checkpoint: f"rank 1 has not saved step {checkpoint.step}"
+    with pytest.raises(WaitTimeoutError, match=r"0.05 s; rank 1 has not saved step 1; saving"):
+        progress.wait_until_finished(0.05)
+
+
+def test_a_wait_without_a_timeout_has_the_deadline_of_close(
+    one_host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("holdfast.trainer.checkpoint_manager.CLOSE_SECS", 0.05)
+    with holdfast.CheckpointManager(tmp_path / "run") as manager:
+        # A save whose part another rank never seals.
+        other = checkpoint_id(1)
+        manager._progress.accept(other, durable=True, by_step=True)
+        with pytest.raises(WaitTimeoutError, match="not durable after"):
+            manager.wait_until_finished()
+        manager._progress.fail_save(other, "not needed any more")
+        with pytest.raises(SaveFailedError):
+            manager.wait_until_finished()
 
 
 class KeepsOdd:

@@ -11,15 +11,19 @@ from holdfast.adapt.contract import KeyValues, OwnProcess
 from holdfast.adapt.jax.processes import JaxKeyValues
 from holdfast.clock import SystemClock
 from holdfast.coordination.rank_runs import ranks_text
+from holdfast.launchers import launch_of
 from holdfast.trainer.ranks import rendezvous
 from holdfast.trainer.ranks.rendezvous import (
     GRACE_SECS,
     LINGER_SECS,
     POLL_SECS_MAX,
     ROOT,
+    Numbers,
     Rendezvous,
 )
-from tests.trainer.ranks import MemoryWords, jax_words, ranks, together
+from tests.observe.live.test_snapshot import JOB
+from tests.test_launchers import SLURM
+from tests.trainer.ranks import MemoryWords, RankOf, jax_words, ranks, together
 from tests.trust.in_process import StepClock
 
 SECS = 30.0
@@ -150,6 +154,27 @@ def test_ranks_that_never_come_are_named_on_all_others(
     told = all_decide(there, secs=SHORT_SECS)
     assert all(type(error) is errors.ProcessLostError for error in told)
     assert all(f"vote: {ranks_text(missing)} of 6 did not join" in str(error) for error in told)
+
+
+def test_missing_ranks_are_named_with_their_hosts_and_how_long_they_are_missed(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    clock = StepClock()
+    leader = Rendezvous(RankOf(0, 2, MemoryWords()), clock, Numbers(), launch_of(SLURM, {}))
+    caplog.set_level("INFO", "holdfast")
+    with pytest.raises(errors.ProcessLostError) as caught:
+        leader.decide("open the run", "", joined, 600.0)
+    # 600 s after 12:16:40.
+    assert str(caught.value).startswith(
+        "open the run: rank 1 (on node09) of 2 did not join within 600 s, since 12:16:40 UTC; see"
+    )
+    logged = [record.getMessage() for record in caplog.records]
+    assert logged[0].startswith("open the run: waiting for rank 1 (on node09): 31 s")
+    assert len(logged) == 5
+    leader.reports.hosts = ("a", "b")
+    leader.reports.ask = lambda: JOB
+    with pytest.raises(errors.ProcessLostError, match=r"missing: rank 1 \(b: .*; the others: rank"):
+        leader.decide("finish", "", joined, 600.0)
 
 
 def test_no_rank_waits_beyond_its_bound() -> None:

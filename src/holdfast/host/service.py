@@ -174,9 +174,11 @@ class Service:
         # A durable checkpoint is in RAM first, so that it serves both wishes.
         while (target := self._trainers.last_target({kind, TargetKind.DURABLE})) <= published:
             if self._run.clock.monotonic() > deadline:
+                quiet = ", ".join(self._driver.view.quiet_hosts)
+                silent = f" (nothing is heard of {quiet})" if quiet else ""
                 raise WaitTimeoutError(
                     f"save {self._run.path}: the hosts of the run did not agree on a step "
-                    f"within {TARGET_SECS:.0f} s; they save once they agree"
+                    f"within {TARGET_SECS:.0f} s{silent}; they save once they agree"
                 )
             await asyncio.sleep(ASK_SECS)
         self._run.events.write(SaveRequested(target_step=target, reason=request.reason))
@@ -279,6 +281,7 @@ class Service:
     def own_status(self) -> HostStatus:
         """Return this agent's report of itself and its host."""
         trainers, pool, view = self._trainers, self._agent.ram.pool, self._driver.view
+        members = sorted(trainers.present, key=lambda member: member.rank)
         return HostStatus(
             host=self._run.config.host,
             domain=self._driver.domain,
@@ -286,7 +289,8 @@ class Service:
             pid=os.getpid(),
             attempt=view.attempt,
             leader=view.leader_host,
-            ranks=tuple(sorted(member.rank for member in trainers.present)),
+            ranks=tuple(member.rank for member in members),
+            steps=tuple(trainers.step_of(member) for member in members),
             ram_bytes=pool.size_bytes(),
             ram_free_bytes=pool.left_bytes() if trainers.job.has_ram else 0,
             held=tuple(outcome.held for outcome in view.held),

@@ -35,6 +35,7 @@ class HostStatus(msgspec.Struct, frozen=True, kw_only=True):
         attempt: the newest attempt that it knows.
         leader: the host that it follows; None if it knows of none.
         ranks: the trainers that run there.
+        steps: the last step of each of them, in the order of `ranks`; None: before the first.
         ram_bytes: the memory that the RAM tier has.
         ram_free_bytes: how much more the RAM tier may have.
         lead: the leader's view; None where the agent does not lead the run.
@@ -51,6 +52,7 @@ class HostStatus(msgspec.Struct, frozen=True, kw_only=True):
     ram_free_bytes: int
     held: tuple[Held, ...]
     lead: Lead | None
+    steps: tuple[int | None, ...] = ()
 
 
 Answers = Mapping[str, HostStatus | str]
@@ -73,6 +75,7 @@ class JobHostStatus(msgspec.Struct, frozen=True, kw_only=True):
         problem: why there is no answer; empty if there is one.
         silent_secs: the time since its leader or the asking host last received a message of it;
             None: unknown.
+        steps: the last step of each of `ranks`; None: before the first; empty: unknown.
     """
 
     host: str
@@ -86,6 +89,7 @@ class JobHostStatus(msgspec.Struct, frozen=True, kw_only=True):
     ram_bytes: int | None
     ram_free_bytes: int | None
     holds: tuple[HeldCheckpoint, ...]
+    steps: tuple[int | None, ...] = ()
 
 
 class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -247,6 +251,7 @@ def _answering(status: HostStatus, address: str | None) -> JobHostStatus:
         ram_bytes=status.ram_bytes,
         ram_free_bytes=status.ram_free_bytes,
         holds=tuple(_held_entry(held) for held in reversed(status.held)),
+        steps=status.steps,
     )
 
 

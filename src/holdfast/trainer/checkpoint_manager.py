@@ -32,6 +32,7 @@ from holdfast.host.wire import protocol
 from holdfast.host.wire.control_block import ATTEMPT, TARGET_DURABLE, TARGET_PREEMPTION, TARGET_RAM
 from holdfast.observe.events.schema import ManagerOpened
 from holdfast.observe.metrics.metric_families import AgentMetrics, flat
+from holdfast.observe.run_status import JobStatus
 from holdfast.policy.preservation_policy import LatestN, PreservationPolicy
 from holdfast.policy.save_decision_policy import ContinuousCheckpointingPolicy, SaveDecisionPolicy
 from holdfast.trainer import arguments, options
@@ -50,11 +51,12 @@ from holdfast.trainer.process.end_report import TrainerEnd, error_text, place_te
 from holdfast.trainer.process.preemption import PreemptionSignals
 from holdfast.trainer.process.progress_bar import closing_state, progress_bar, restoring_state
 from holdfast.trainer.process.training_wait import TrainingWait
+from holdfast.trainer.ranks.rank_reports import ASK_SECS as RANKS_ASK_SECS
 from holdfast.trainer.ranks.rendezvous import Rendezvous
 from holdfast.trainer.restore.restore_votes import Votes
 from holdfast.trainer.restore.restoring import RestoredState, Restorer, RestoreReport
 from holdfast.trainer.save.overhead import OverheadMeter, meter_for
-from holdfast.trainer.save.patience import SAVE_PATIENCE_SECS, Patience
+from holdfast.trainer.save.patience import CLOSE_SECS, SAVE_PATIENCE_SECS, Patience
 from holdfast.trainer.save.progress import STOPPED_BY, Progress
 from holdfast.trainer.save.save_schedule import SaveSchedule
 from holdfast.trainer.save.saver import Saver, report_all, report_unknown
@@ -150,7 +152,7 @@ class CheckpointManager:
             environment.warn_unknown()
         self._launch = launchers.launched()
         self._launch.check(rank, count)
-        self._rendezvous = Rendezvous(self._processes, self._clock)
+        self._rendezvous = Rendezvous(self._processes, self._clock, launch=self._launch)
         self._signals = PreemptionSignals(
             process.preemption_signals, self._launch.signals, self._on_stop_signal, self._clock
         )
@@ -185,6 +187,11 @@ class CheckpointManager:
                 self._on_new_agent,
                 self._job.durable.home,
             )
+        reports = self._rendezvous.reports
+        reports.ask = lambda: self._session.ask_briefly(
+            "job", protocol.Empty(), JobStatus, RANKS_ASK_SECS
+        )
+        self._progress.describe_parts = reports.parts_text
         self._steps = SaveSchedule(self._session.place.origin, self._options, self._processes.count)
         self._wait = TrainingWait(self._session, self._clock)
         held = HeldResources(job=self._job, progress=self._progress, session=self._session)
@@ -571,10 +578,11 @@ class CheckpointManager:
         other hosts have confirmed it. Preservation is awaited for at most 10 seconds more.
 
         Args:
-            timeout_secs: The longest wait in seconds. None waits without a limit, or for 5 s after
-                a preemption for which the hosts did not agree on a step.
+            timeout_secs: The longest wait in seconds. None waits for at most an hour, or for 5 s
+                after a preemption for which the hosts did not agree on a step.
             remote: Wait also until the remote tier has the newest durable checkpoint, whatever its
-                policy says. For programs whose agent ends with them, as in a container.
+                policy says; without `timeout_secs` for as long as that takes. For programs whose
+                agent ends with them, as in a container.
 
         Raises:
             SaveFailedError: Saves failed, were dropped or are not confirmed, or no agent answers;
@@ -586,13 +594,15 @@ class CheckpointManager:
         """
         self._lifetime.check_call("wait_until_finished")
         checked_secs = arguments.check_timeout(timeout_secs)
+        limit_secs = checked_secs
         if checked_secs is None:
             checked_secs = self._patience.limit_secs(None)
+            limit_secs = self._patience.limit_secs(CLOSE_SECS)
         if remote and self._run.remote is None:
             arguments.raise_no_remote()
         began_secs = self._clock.monotonic()
         with self._patience.of("wait_until_finished"):
-            self._progress.wait_until_finished(checked_secs)
+            self._progress.wait_until_finished(limit_secs)
             if remote:
                 if checked_secs is not None:
                     checked_secs -= min(self._clock.monotonic() - began_secs, checked_secs)

@@ -6,6 +6,7 @@ become an abandoned branch. See docs/decisions/0021.
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 
 from holdfast.errors import StepExistsError
@@ -21,6 +22,8 @@ from holdfast.trainer.save.saver import Saver
 
 SETTLE_SECS = 600.0
 """How long a restore waits until the saves in progress have ended."""
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +115,10 @@ class Position:
     def settle(self) -> None:
         """Wait until the saves in progress have ended, so that a restore finds them."""
         self.session.finish_branch()
-        self.progress.wait(lambda sealed, finished: finished, SETTLE_SECS)
+        if not self.progress.wait_finished(SETTLE_SECS):
+            log.warning(
+                "not all saves in progress have ended: %s", self.progress.newest_parts_text()
+            )
 
     def _report(self, kind: type[StateRead | StateRestored], restored: RestoredState) -> None:
         report = restored.report

@@ -376,12 +376,18 @@ class AgentSession:
             return None
         return listing_in(listing) if listing.numbers else None
 
-    def ask_briefly(self, name: str, message: msgspec.Struct, kind: type[Answer]) -> Answer | None:
-        """Call the agent, for at most `SILENT_SECS`; return None if it gives no answer.
+    def ask_briefly(
+        self,
+        name: str,
+        message: msgspec.Struct,
+        kind: type[Answer],
+        timeout_secs: float = SILENT_SECS,
+    ) -> Answer | None:
+        """Call the agent, for at most `timeout_secs`; return None if it gives no answer.
 
         No other agent is started.
         """
-        client = AgentClient(self.place.folder, SILENT_SECS)
+        client = AgentClient(self.place.folder, timeout_secs)
         try:
             return client.call(name, message, kind)
         except (AgentGoneError, HoldfastError) as error:

@@ -153,6 +153,7 @@ def find_job(
     with rendezvous.propagating_errors("look at this host's RAM"):
         check_foreign_ram(run.run_id, run.durable, clock)
     hosts = meet(rendezvous, place_of(processes, options.network, None))
+    rendezvous.reports.hosts = hosts.host_of_each()
     attempt = PresentAttempt()
     config = _config(run, options, None)
     peers = JobPeers({}, _nowhere)

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 
 from holdfast.adapt.contract import KeyValues
@@ -41,12 +41,14 @@ class Heartbeats:
         folder: The prefix of the entries, which no other wait of the job uses.
         rank: This rank.
         count: The number of ranks.
+        named: Returns ranks as text for users.
     """
 
     entries: KeyValues
     folder: str
     rank: int
     count: int
+    named: Callable[[Collection[int]], str] = ranks_text
     beat_secs: float = BEAT_SECS
     _next: dict[int, int] = field(default_factory=dict)
     _missed: dict[int, int] = field(default_factory=dict)
@@ -75,7 +77,7 @@ class Heartbeats:
         if not lost:
             return None
         return ProcessLostError(
-            f"wait for the other processes: {ranks_text(lost)} of {self.count} sent no heartbeat "
+            f"wait for the other processes: {self.named(lost)} of {self.count} sent no heartbeat "
             f"for {self.beat_secs * MISSED_MAX:g} s; see their logs, stop this process and restart "
             "the job"
         )

@@ -21,8 +21,10 @@ See docs/decisions/0013.
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from datetime import timedelta
 from types import TracebackType
 
 import msgspec
@@ -30,7 +32,6 @@ import msgspec
 from holdfast import waits
 from holdfast.adapt.contract import KeyValues, Processes
 from holdfast.clock import Clock
-from holdfast.coordination.rank_runs import ranks_text
 from holdfast.errors import (
     HoldfastError,
     InvalidArgumentError,
@@ -38,7 +39,9 @@ from holdfast.errors import (
     error_named,
 )
 from holdfast.format.json_codec import decode
+from holdfast.launchers import NO_LAUNCH, Launch
 from holdfast.trainer.ranks.heartbeats import Heartbeats
+from holdfast.trainer.ranks.rank_reports import RankReports
 
 ROOT = "holdfast"
 ANSWER = "answer"
@@ -48,11 +51,16 @@ POLL_SECS_MIN = 0.002
 POLL_SECS_MAX = 1.0
 POLL_SHARE = 0.1
 """The pause until the next poll, as a share of the time waited so far: it keeps polling cheap."""
+LOG_SECS = 30.0
+"""After how long rank 0 logs whom it waits for, and again each time that this has doubled."""
 GRACE_SECS = 5.0
 """How much longer the other ranks wait than rank 0, whose error names the missing ranks."""
 LINGER_SECS = 2.0
 """How long rank 0 delays raising an error, which may end its process and the key-value service with
 it. Every other rank has polled by then."""
+
+
+log = logging.getLogger(__name__)
 
 
 class _Value(msgspec.Struct, frozen=True):
@@ -98,16 +106,25 @@ class Rendezvous:
         processes: The processes of the job, including this one.
         clock: The clock for waits.
         numbers: The count of this process's decisions.
+        launch: What has started this process.
 
     Raises:
         InvalidArgumentError: There are several processes, but no key-value service.
     """
 
-    def __init__(self, processes: Processes, clock: Clock, numbers: Numbers = _numbers) -> None:
+    def __init__(
+        self,
+        processes: Processes,
+        clock: Clock,
+        numbers: Numbers = _numbers,
+        launch: Launch = NO_LAUNCH,
+    ) -> None:
         self.rank = processes.rank
         self.count = processes.count
         self.clock = clock
         self.names = [str(rank) for rank in range(processes.count)]
+        self.reports = RankReports(processes.count, launch)
+        """What is known of the ranks, for messages."""
         self._numbers = numbers
         self._entries = processes.key_values() if processes.count > 1 else None
 
@@ -174,7 +191,9 @@ class Rendezvous:
         if self._entries is None:
             return contextlib.nullcontext(_no_trouble)
         folder = f"{ROOT}/heartbeats-{self._numbers.next}"
-        return Heartbeats(self._entries, folder, self.rank, self.count).running()
+        return Heartbeats(
+            self._entries, folder, self.rank, self.count, self.reports.named
+        ).running()
 
     def fail_next(self, name: str, error: BaseException) -> None:
         """End the next decision with `error`, which this rank raises in place of joining it."""
@@ -219,14 +238,23 @@ class _Pauses:
         self._clock = clock
         self._timeout_secs = timeout_secs
         self._started = clock.monotonic()
+        self._log_after_secs = LOG_SECS
+
+    def is_log_due(self) -> bool:
+        """Return whether the wait is to be logged now."""
+        if self.waited_secs < self._log_after_secs:
+            return False
+        self._log_after_secs *= 2
+        return True
 
     @property
     def is_over(self) -> bool:
         """Whether the timeout has passed."""
-        return self._waited_secs >= self._timeout_secs
+        return self.waited_secs >= self._timeout_secs
 
     @property
-    def _waited_secs(self) -> float:
+    def waited_secs(self) -> float:
+        """How long the wait has lasted."""
         return self._clock.monotonic() - self._started
 
     def pause(self) -> None:
@@ -236,7 +264,7 @@ class _Pauses:
             WaitInterruptedError: A signal has ended the wait.
         """
         waits.check()
-        secs = min(max(self._waited_secs * POLL_SHARE, POLL_SECS_MIN), POLL_SECS_MAX)
+        secs = min(max(self.waited_secs * POLL_SHARE, POLL_SECS_MIN), POLL_SECS_MAX)
         waits.sleep(self._clock, secs)
 
 
@@ -295,6 +323,9 @@ class _Decision:
                 raise problem
             if pauses.is_over:
                 raise self._missing(values_by_rank, timeout_secs)
+            if pauses.is_log_due():
+                names = self._of.reports.named(self._missing_from(values_by_rank))
+                log.info("%s: waiting for %s: %.0f s so far", self._name, names, pauses.waited_secs)
             pauses.pause()
         values = [decode(values_by_rank[str(rank)], _Value) for rank in range(self._of.count)]
         self._check_names(values)
@@ -353,19 +384,23 @@ class _Decision:
                     f"{each.name!r}; all processes must make the same calls in the same order"
                 )
 
+    def _missing_from(self, present: Collection[str]) -> list[int]:
+        return [rank for rank in range(self._of.count) if str(rank) not in present]
+
     def _missing(self, present: Collection[str], timeout_secs: float) -> ProcessLostError:
-        advice = "see their logs, stop this process and restart the job"
-        missing = [rank for rank in range(self._of.count) if str(rank) not in present]
+        reports = self._of.reports
+        since = self._of.clock.now() - timedelta(seconds=timeout_secs)
+        waited = f"{timeout_secs:g} s, since {since:%H:%M:%S} UTC"
+        missing = self._missing_from(present)
         # No values are left once rank 0 has read them all and removed them.
         if not missing or self._of.rank in missing:
-            return ProcessLostError(
-                f"{self._name}: all ranks have joined, but rank {LEADER} has not answered for "
-                f"{timeout_secs:g} s; {advice}"
-            )
-        return ProcessLostError(
-            f"{self._name}: {ranks_text(missing)} of {self._of.count} did not join within "
-            f"{timeout_secs:g} s; {advice}"
-        )
+            missing = [LEADER]
+            problem = f"all ranks have joined, but {reports.named(missing)} has not answered for"
+        else:
+            problem = f"{reports.named(missing)} of {self._of.count} did not join within"
+        advice = "see their logs, stop this process and restart the job"
+        texts = (f"{self._name}: {problem} {waited}", reports.described(missing), advice)
+        return ProcessLostError("; ".join(filter(None, texts)))
 
 
 def json_text(message: msgspec.Struct) -> str:

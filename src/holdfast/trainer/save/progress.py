@@ -131,6 +131,8 @@ class Progress:
         self._unpreserved: set[CheckpointId] = set()
         self._preserved: deque[CheckpointId] = deque(maxlen=PRESERVED_MAX)
         self._upload_count = 0
+        self.describe_parts: Callable[[CheckpointId], str] = lambda checkpoint: ""
+        """Returns, as text, whose parts of a checkpoint are missing; set by the training thread."""
 
     @property
     def is_stopped(self) -> bool:
@@ -467,9 +469,11 @@ class Progress:
         Raises:
             SaveFailedError: Background saves failed.
         """
-        for checkpoint in self._await_confirmations(timeout_secs, watch):
+        unconfirmed = self._await_confirmations(timeout_secs, watch)
+        missing = self.describe_parts(max(unconfirmed)) if unconfirmed else ""
+        for checkpoint in unconfirmed:
             reason = f"other hosts did not confirm it within {CONFIRM_SECS:.0f} s"
-            self.drop(checkpoint, reason)
+            self.drop(checkpoint, f"{reason}: {missing}" if missing else reason)
         with self._changed:
             dropped = self._drops.take_failure(self._clock.monotonic(), {}, is_final=True)
             if dropped is not None:
@@ -485,6 +489,12 @@ class Progress:
             self._drops.is_secured(checkpoint, is_durable=is_durable)
             for is_durable, checkpoint in self._last.items()
         )
+
+    def newest_parts_text(self) -> str:
+        """Return, as text, whose parts of the newest save in progress are missing."""
+        with self._changed:
+            newest = max(self._saves, default=None)
+        return "" if newest is None else self.describe_parts(newest)
 
     def _await_confirmations(
         self, timeout_secs: float, watch: Callable[[], None]
@@ -647,10 +657,12 @@ class Progress:
         started_secs = self._clock.monotonic()
         if not self.wait_finished(timeout_secs, watch):
             steps = sorted(self.steps())
-            raise WaitTimeoutError(
-                f"wait until finished: steps {steps[:10]} are not durable after {timeout_secs} s; "
-                f"saving continues; {self.newest_text()}"
+            texts = (
+                f"wait until finished: steps {steps[:10]} are not durable after {timeout_secs} s",
+                self.newest_parts_text(),
+                f"saving continues; {self.newest_text()}",
             )
+            raise WaitTimeoutError("; ".join(filter(None, texts)))
 
         def left_secs() -> float:
             waited_secs = self._clock.monotonic() - started_secs
