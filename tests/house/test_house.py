@@ -31,6 +31,9 @@ BROAD_EXCEPTS: dict[str, str] = {
     "src/holdfast/local_agent/socket_server.py:SocketServer._answered": (
         "the top of a connection's task; the call fails with status 500, and the defect is logged"
     ),
+    "src/holdfast/trainer/ranks/bounded_entries.py:BoundedEntries._call.run": (
+        "the top of a thread, which passes it on to the waiting one"
+    ),
     "src/holdfast/host/tiers/storage_worker.py:StorageWorker.begin": OPERATION,
     "src/holdfast/host/tiers/storage_worker.py:StorageWorker.commit": OPERATION,
     "src/holdfast/host/tiers/storage_worker.py:StorageWorker.list_durable": OPERATION,

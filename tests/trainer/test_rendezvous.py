@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -13,6 +14,7 @@ from holdfast.clock import SystemClock
 from holdfast.coordination.rank_runs import ranks_text
 from holdfast.launchers import launch_of
 from holdfast.trainer.ranks import rendezvous
+from holdfast.trainer.ranks.bounded_entries import BoundedEntries
 from holdfast.trainer.ranks.rendezvous import (
     GRACE_SECS,
     LINGER_SECS,
@@ -372,3 +374,21 @@ def test_ranks_are_told_as_a_person_writes_them() -> None:
     assert ranks_text([7, 1, 2, 3]) == "ranks 1-3, 7"
     odd = range(1, 41, 2)
     assert ranks_text(odd) == f"ranks {', '.join(str(r) for r in odd[:10])} and 10 more"
+
+
+def test_a_service_that_does_not_answer_is_waited_for_within_a_bound() -> None:
+    """As PyTorch's store, whose calls block while the process that holds it is suspended."""
+    answers = threading.Event()
+
+    class Suspended(MemoryWords):
+        def get(self, key: str) -> str | None:
+            answers.wait(60)
+            return super().get(key)
+
+    entries = BoundedEntries(Suspended(), answer_secs=0.1)
+    assert entries.put_if_absent("a", "b")
+    with pytest.raises(errors.ProcessLostError, match=r"no answer for 0\.1 s.*suspended"):
+        entries.get("a")
+    with pytest.raises(errors.ProcessLostError, match="no answer"):
+        entries.put_if_absent("c", "d")
+    answers.set()

@@ -40,6 +40,7 @@ from holdfast.errors import (
 )
 from holdfast.format.json_codec import decode
 from holdfast.launchers import NO_LAUNCH, Launch
+from holdfast.trainer.ranks.bounded_entries import BoundedEntries
 from holdfast.trainer.ranks.heartbeats import Heartbeats
 from holdfast.trainer.ranks.rank_reports import RankReports
 
@@ -126,7 +127,7 @@ class Rendezvous:
         self.reports = RankReports(processes.count, launch)
         """What is known of the ranks, for messages."""
         self._numbers = numbers
-        self._entries = processes.key_values() if processes.count > 1 else None
+        self._entries = BoundedEntries(processes.key_values()) if processes.count > 1 else None
 
     def decide(
         self,
