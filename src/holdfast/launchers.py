@@ -11,7 +11,7 @@ Invariants:
 
 `HOLDFAST_LAUNCHER` names the launchers that count, separated by commas, or `none`.
 
-See docs/decisions/0066.
+See docs/decisions/0054.
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 import torch.distributed as dist
 
 from holdfast import launchers
+from holdfast.environment import LAUNCHER_VARIABLE
 from holdfast.errors import InvalidArgumentError, ProcessLostError
 
 _PREFIX = "holdfast"
@@ -34,7 +35,7 @@ class TorchProcesses:
                 f"find the other processes: this one was started by {launcher.place_text}, and "
                 "torch.distributed, by which they find each other, is not started; call "
                 "torch.distributed.init_process_group() first, or set "
-                f"{launchers.LAUNCHER_VARIABLE}=none for trainings that are independent"
+                f"{LAUNCHER_VARIABLE}=none for trainings that are independent"
             )
 
     def key_values(self) -> TorchKeyValues:

@@ -2,7 +2,7 @@
 
 If a job does not initialise its framework's processes, each process opens the run as rank 0 of 1.
 All but the first are refused, and advice to take the run over would harm the job. See
-docs/decisions/0066.
+docs/decisions/0054.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ A second signal of the same number has the effect that it has without Holdfast: 
 is restored and the signal is raised again. A signal within `REPEAT_SECS` of the first one counts as
 its repetition: launchers signal both a process and its group, which delivers two.
 
-Which signals count under which launcher is in docs/decisions/0066.
+Which signals count under which launcher is in docs/decisions/0054.
 """
 
 from __future__ import annotations
