@@ -231,6 +231,7 @@ class Leader:
         if term >= self.term and self._identity.host in self._successors:
             self.term = term_above(self._successors, self._identity.host, term)
             self._dirty.update(self.views)
+            self._retry_at_secs = 0.0
             for view in self.views.values():
                 view.is_following, view.is_reply_due = False, True
                 view.channel.acked = 0
@@ -516,9 +517,11 @@ class Leader:
         if turn.now_secs >= self._retry_at_secs:
             self._retry_at_secs = float("inf")
             for view in self.views.values():
-                if view.channel.acked < view.channel.version and not view.is_lost:
+                if view.channel.acked < view.channel.version:
+                    # Also while a host is lost: it may come back with the orders still open.
                     self._retry_soon(turn)
-                    if turn.now_secs >= view.channel.due_at_secs(self._settings):
+                    is_due = turn.now_secs >= view.channel.due_at_secs(self._settings)
+                    if is_due and not view.is_lost:
                         self._send(turn, view)
         dirty, self._dirty = self._dirty, set()
         # Sort: the order of a set of strings differs between processes, and runs of one seed must

@@ -1,6 +1,6 @@
 """Define the options that a user sets, and check them when they are set.
 
-See docs/decisions/0049.
+See docs/decisions/0049 and docs/decisions/0053.
 """
 
 from __future__ import annotations

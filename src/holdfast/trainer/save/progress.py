@@ -8,6 +8,8 @@ it, it may still be dropped, which is a failure as for any other save (`trainer.
 calls that end the training wait for that protection, until none was reported for `CONFIRM_SECS`.
 
 Shared by the training thread, the saver and the watcher; one lock guards all of it.
+
+See docs/decisions/0053.
 """
 
 from __future__ import annotations
