@@ -72,6 +72,26 @@ def test_ram_without_room_for_two_checkpoints_is_a_warning(
     assert "docs/ram.md" in row["advice"]
 
 
+def test_ram_that_only_this_job_has_mounted_is_a_note(
+    shared_host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root may mount")
+    ram = tmp_path / "own ram"
+    ram.mkdir()
+    monkeypatch.setitem(shared_host.variables, "HOLDFAST_RAM", str(ram))
+    monkeypatch.setitem(shared_host.variables, "SLURM_JOB_ID", "7")
+    mounting = ("unshare", "--mount", "sh", "-c", 'mount -t tmpfs ram "$0" && exec "$@"', str(ram))
+    monkeypatch.setattr(shared_host, "prefix", mounting)
+    note, rest = (
+        row
+        for row in answer(shared_host, "doctor")["checks"]
+        if row["subject"].startswith("RAM tier")
+    )
+    assert (note["severity"], rest["severity"]) == ("note", "ok")
+    assert "ends with it (Slurm's job_container/tmpfs" in note["found"]
+
+
 def test_a_directory_that_is_no_run_is_a_problem_and_a_new_one_is_not(tmp_path: Path) -> None:
     used = tmp_path / "used"
     used.mkdir()

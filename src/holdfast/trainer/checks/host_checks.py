@@ -22,7 +22,7 @@ from holdfast.local_agent.place import host_name, make_root, roots
 from holdfast.peers.config import LOOPBACK, listen
 from holdfast.quantities import size_text
 from holdfast.store.memory_limit import memory_left_bytes
-from holdfast.store.mounts import file_system_type
+from holdfast.store.mounts import file_system_type, is_hidden_from_first_process
 from holdfast.trainer.checks.check_results import CheckResult, failed, noted, passed, warned
 from holdfast.trainer.ranks.topology import checked_host
 
@@ -115,6 +115,18 @@ def _check_ram(root: Path, needed_bytes: int | None) -> Iterator[CheckResult]:
             f"it is on {kind or 'an unknown file system'}, not in memory",
             f"set {RAM_VARIABLE} to a tmpfs; checkpoints are lost with the host all the same, and "
             "writing them is as slow as that file system",
+        )
+    if is_hidden_from_first_process(root):
+        job = (
+            " (Slurm's job_container/tmpfs makes such mounts)"
+            if "SLURM_JOB_ID" in os.environ
+            else ""
+        )
+        yield noted(
+            subject,
+            f"it is mounted for this job or session alone, and ends with it{job}",
+            "restarts within the job find its checkpoints, and later jobs do not: they go on from "
+            f"the durable tier, unless {RAM_VARIABLE} names a tmpfs of the host; docs/hosts.md",
         )
     free_bytes = space.f_bavail * space.f_frsize
     text = f"{size_text(free_bytes)} free of {size_text(space.f_blocks * space.f_frsize)}"
