@@ -216,6 +216,18 @@ def test_an_agent_that_stays_behind_is_named_with_its_memory_and_its_end(
     assert text == (until and line + "`holdfast stop runs/gpt` ends it")
 
 
+def test_an_agent_that_slurm_ends_with_the_step_is_not_said_to_stay(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("SLURM_STEP_ID", "0")
+    text = staying_text("runs/gpt", left(leaves_in_secs=600.0))
+    assert text == (
+        "Slurm ends the agent (process 7) with the job step, and 16.0 MB of RAM stay for the next "
+        "start on this host; `holdfast clean` frees them"
+    )
+    assert staying_text("runs/gpt", left(leaves_in_secs=1.0)) is None
+
+
 def test_the_answer_to_a_detaching_trainer_describes_its_agent(
     tmp_path: Path,
 ) -> None:

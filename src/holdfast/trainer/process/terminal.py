@@ -39,6 +39,8 @@ _SOURCES = {
     "durable": "durable storage",
     "remote": "the remote tier",
 }
+STEP_VARIABLE = "SLURM_STEP_ID"
+"""Slurm sets it for the processes of a job step, and kills what they leave behind."""
 STAYING_SECS = 10.0
 """An agent that leaves sooner is not worth a line."""
 
@@ -172,9 +174,15 @@ def staying_text(directory: object, left: Detached) -> str | None:
         until = f"for {secs_text(left.leaves_in_secs)}"
     else:
         return None
+    ram = f"{size_text(left.ram_bytes)} of RAM"
+    if STEP_VARIABLE in os.environ:
+        return (
+            f"Slurm ends the agent (process {left.pid}) with the job step, and {ram} stay for the "
+            "next start on this host; `holdfast clean` frees them"
+        )
     return (
-        f"the agent (process {left.pid}) stays {until}, with {size_text(left.ram_bytes)} of RAM "
-        f"for the next start; `holdfast stop {directory}` ends it"
+        f"the agent (process {left.pid}) stays {until}, with {ram} for the next start; "
+        f"`holdfast stop {directory}` ends it"
     )
 
 
