@@ -42,6 +42,7 @@ TORCH_TESTS := tests/adapt/test_torch_and_jax.py tests/adapt/test_torch_fences.p
 	tests/adapt/test_torch_state.py tests/interop/test_dcp.py
 TRAINER_TESTS := tests/interop/test_axlearn.py tests/interop/test_keras.py tests/interop/test_maxtext.py \
 	tests/interop/test_tunix.py
+SLURM_PACKAGES := slurmctld slurmd slurm-client munge
 DOCS_VENV := .venv-docs
 DOCS_STAMP := $(DOCS_VENV)/.ready-$(IDENTITY)
 DIST_VENV := .venv-dist
@@ -62,7 +63,7 @@ define test_in
 	done
 endef
 
-.PHONY: help demo test test-jax test-torch trainers check docs dist bench soak clean
+.PHONY: help demo test test-jax test-torch trainers engines check docs dist bench soak clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
@@ -89,6 +90,12 @@ trainers: ## run trainers of other projects; HOLDFAST_AXLEARN and HOLDFAST_MAXTE
 		"packages cannot be installed (the reason is above)" >&2; exit 0; }; \
 	.venv-torchtitan/bin/python -m pytest -rs -m soak -p no:cacheprovider \
 		tests/interop/test_trainers.py -k torchtitan
+
+engines: $(STAMP) ## train under Slurm, and lose ranks, nodes and allocations there
+	@command -v slurmctld >/dev/null || DEBIAN_FRONTEND=noninteractive apt-get install -qq -y \
+		--no-install-recommends $(SLURM_PACKAGES) >/dev/null || echo "make engines: the tests of" \
+		"Slurm will be SKIPPED: Debian's $(SLURM_PACKAGES) cannot be installed (the reason is above)" >&2
+	$(BIN)/python -m pytest -rs -m "" --durations=0 $(or $(TESTS),tests/engines)
 
 check: $(STAMP) ## format, lint, types, layers, house rules and the links of the site
 	$(BIN)/ruff format --check .

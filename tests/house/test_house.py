@@ -45,6 +45,9 @@ BROAD_EXCEPTS: dict[str, str] = {
     "src/holdfast/demo/train.py:main": (
         "the top of a process, which tells the error and ends; other ends wait for other processes"
     ),
+    "examples/slurm/train.py:main": (
+        "the top of a process, which tells the error and ends; other ends wait for other processes"
+    ),
     "src/holdfast/interop/mindio/calls.py:_saved": (
         "its callers get a code; an object that cannot be pickled raises anything, which is logged"
     ),
