@@ -390,14 +390,18 @@ class Schedule:
         world.restarts = False
         if world.remote is not None:
             self._plan_last_remote_faults(job.leader)
-        if job.has_ram and not world.run(world.now + CALM_SECS, self._is_copied):
+        if job.has_ram and not world.run(
+            world.now + CALM_SECS, lambda: self._is_copied() or self._is_fenced(job)
+        ):
             oracle.fail("I6", "no checkpoint comes to stand in enough failure domains' RAM")
+        if self._is_fenced(job):
+            # The remote tier was taken over in the storm, and a host has seen it only now.
+            return
         if rng.random() < 0.5:
             world.wish(rng.choice(job.living).host.name, TargetKind.PREEMPTION)
             if not world.run(world.now + CALM_SECS, lambda: job.is_over or self._is_fenced(job)):
                 oracle.fail("I7", "a preemption has not stopped all ranks")
             if not job.is_over:
-                # The remote tier was taken over in the storm, and a host has seen it only now.
                 return
             stopped_at = CheckpointId(job.trainers[0].step, job.trainers[0].attempt)
             if stopped_at not in world.storage.manifests:
