@@ -43,6 +43,7 @@ TORCH_TESTS := tests/adapt/test_torch_and_jax.py tests/adapt/test_torch_fences.p
 TRAINER_TESTS := tests/interop/test_axlearn.py tests/interop/test_keras.py tests/interop/test_maxtext.py \
 	tests/interop/test_tunix.py
 SLURM_PACKAGES := slurmctld slurmd slurm-client munge
+DOCKER_PACKAGES := docker.io runc debootstrap
 DOCS_VENV := .venv-docs
 DOCS_STAMP := $(DOCS_VENV)/.ready-$(IDENTITY)
 DIST_VENV := .venv-dist
@@ -91,10 +92,15 @@ trainers: ## run trainers of other projects; HOLDFAST_AXLEARN and HOLDFAST_MAXTE
 	.venv-torchtitan/bin/python -m pytest -rs -m soak -p no:cacheprovider \
 		tests/interop/test_trainers.py -k torchtitan
 
-engines: $(STAMP) ## train under Slurm, and lose ranks, nodes and allocations there
+engines: $(STAMP) ## train under Slurm and in containers, and lose ranks, nodes and allocations there
 	@command -v slurmctld >/dev/null || DEBIAN_FRONTEND=noninteractive apt-get install -qq -y \
 		--no-install-recommends $(SLURM_PACKAGES) >/dev/null || echo "make engines: the tests of" \
 		"Slurm will be SKIPPED: Debian's $(SLURM_PACKAGES) cannot be installed (the reason is above)" >&2
+	@command -v dockerd >/dev/null || DEBIAN_FRONTEND=noninteractive apt-get install -qq -y \
+		--no-install-recommends $(DOCKER_PACKAGES) >/dev/null || echo "make engines: the tests of" \
+		"containers will be SKIPPED: Debian's $(DOCKER_PACKAGES) cannot be installed (the reason is above)" >&2
+	@$(BIN)/python -m pip install -qq -c constraints.txt kubernetes-validate || echo "make engines: the" \
+		"manifests will not be checked: kubernetes-validate cannot be installed (the reason is above)" >&2
 	$(BIN)/python -m pytest -rs -m "" --durations=0 $(or $(TESTS),tests/engines)
 
 check: $(STAMP) ## format, lint, types, layers, house rules and the links of the site
