@@ -9,6 +9,7 @@ from typing import Any
 from benchmarks.bench import Bench, median_of
 from benchmarks.figures import Figure
 from benchmarks.goodput import goodput
+from benchmarks.restarts import restart
 from benchmarks.torch_rows import TORCH_ROWS
 
 GB = 10**9
@@ -624,6 +625,7 @@ ROWS: dict[str, Callable[[Bench], Iterator[Figure]]] = {
     "start": start,
     "frozen": frozen,
     "goodput": goodput,
+    "restart": restart,
     "peers": peers,
     "buckets": buckets,
     "bucket-training": bucket_training,

@@ -42,6 +42,12 @@ BROAD_EXCEPTS: dict[str, str] = {
     "src/holdfast/host/tiers/mirror_worker.py:MirrorWorker._write": OPERATION,
     "src/holdfast/host/tiers/mirror_worker.py:MirrorWorker._commit": OPERATION,
     "src/holdfast/waits.py:begin_call.work": ("the top of a thread; its caller gets it"),
+    "src/holdfast/supervise/startup/sitecustomize.py:begin": (
+        "the top of the standby process; `site` would report it and run the program"
+    ),
+    "src/holdfast/supervise/startup/sitecustomize.py:_import_all": (
+        "a module may raise anything when it is imported; the program imports it again"
+    ),
     "src/holdfast/demo/train.py:main": (
         "the top of a process, which tells the error and ends; other ends wait for other processes"
     ),

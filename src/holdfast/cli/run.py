@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import signal
+from collections.abc import Iterator
+from typing import Any
 
 import click
 
 from holdfast.cli import output
 from holdfast.clock import Clock, SystemClock
+from holdfast.errors import InvalidArgumentError
 from holdfast.host.wire.config import AgentConfig
 from holdfast.host.wire.launch import ensure_agent
 from holdfast.local_agent.place import host_name
-from holdfast.supervise.command import CommandNotRunError, Signals
+from holdfast.supervise.command import ColdStarts, CommandNotRunError, Signals, Starts
+from holdfast.supervise.compile_caches import cache_variables, compile_folder, program_folder
 from holdfast.supervise.drain import AgentOfRun, Agents
 from holdfast.supervise.ends import EndCause
+from holdfast.supervise.python_program import parse_command
+from holdfast.supervise.standby import Standby
 from holdfast.supervise.supervisor import Supervisor
 from holdfast.trainer.opening.run_access import open_or_create
 
@@ -48,12 +56,29 @@ from holdfast.trainer.opening.run_access import open_or_create
     show_default=True,
     help="How long to wait for saves to become durable after the command has ended.",
 )
+@click.option(
+    "--standby",
+    is_flag=True,
+    help="Restart from a process that has already imported what CMD, a Python program, imports.",
+)
+@click.option(
+    "--preload",
+    metavar="MODULE",
+    multiple=True,
+    help="With --standby: import this module too; may be repeated.",
+)
+@click.option(
+    "--no-compile-cache",
+    is_flag=True,
+    help="With --standby: set no folder for the compile caches of JAX and PyTorch.",
+)
 def run(
     command: tuple[str, ...],
     max_restarts: int,
     preempted_code: int | None,
     directory: str | None,
     drain_secs: float,
+    **standby: Any,
 ) -> int:
     """Run CMD and exit with its exit code, once all its saves are durable.
 
@@ -64,6 +89,9 @@ def run(
     --preempted-code a scheduler can tell them apart, and also starts it again if its last step is
     not durable, which is reported as an error. `holdfast run` can be the first process of a
     container.
+
+    With --standby, a process is kept that has imported what the program had imported at its second
+    step, and a restart takes the time of the program alone (docs/restarts.md).
     """
     clock = SystemClock()
     agents = Agents(clock, output.note)
@@ -75,9 +103,9 @@ def run(
             if signal.SIGTERM in signals.received and preempted_code is not None:
                 return preempted_code
             return 128 + signals.received[-1]
-        supervisor = Supervisor(command, signals, agents, clock, output.note)
         try:
-            ended = supervisor.run(max_restarts)
+            with _starts(command, directory, clock, **standby) as starts:
+                ended = Supervisor(starts, signals, agents, clock, output.note).run(max_restarts)
         except CommandNotRunError as error:
             output.print_error(str(error))
             return error.code
@@ -88,6 +116,40 @@ def run(
     if ended.cause is EndCause.PREEMPTED and preempted_code is not None:
         return preempted_code
     return ended.code or (1 if problems else 0)
+
+
+@contextlib.contextmanager
+def _starts(
+    command: tuple[str, ...],
+    directory: str | None,
+    clock: Clock,
+    *,
+    standby: bool,
+    preload: tuple[str, ...],
+    no_compile_cache: bool,
+) -> Iterator[Starts]:
+    """Choose how the command is started, for the block."""
+    if not standby:
+        if preload or no_compile_cache:
+            raise click.UsageError("--preload and --no-compile-cache are options of --standby")
+        yield ColdStarts(command)
+        return
+    try:
+        program = parse_command(command)
+    except InvalidArgumentError as error:
+        program = None
+        output.note(f"holdfast run: no standby process: {error}; restarts are cold starts")
+    cache = program_folder(os.environ, command if program is None else program.identity())
+    if not no_compile_cache:
+        folder = compile_folder(directory, cache, host_name())
+        if variables := cache_variables(os.environ, folder):
+            output.note(f"holdfast run: compiled programs are kept in {folder}")
+            os.environ.update(variables)
+    if program is None:
+        yield ColdStarts(command)
+        return
+    with Standby(command, program, preload, cache, clock, output.note) as starts:
+        yield starts
 
 
 def _start_agent(directory: str, clock: Clock) -> AgentOfRun:

@@ -13,8 +13,9 @@ import select
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from types import FrameType
+from typing import Protocol
 
 from holdfast.clock import Clock
 from holdfast.errors import HoldfastError
@@ -99,31 +100,15 @@ class Signals:
 
 
 class Child:
-    """One started process of the command.
+    """One process of the command, a child of this process that leads a process group.
 
     Args:
-        command: The program and its arguments.
-        environment: Its environment.
-
-    Raises:
-        CommandNotRunError: The program does not exist, or cannot be executed.
+        pid: The id of the process, which is also that of its group.
     """
 
-    def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
-        stdin = subprocess.DEVNULL if sys.stdin is None or sys.stdin.isatty() else None
-        try:
-            self._process = subprocess.Popen(command, stdin=stdin, env=environment, process_group=0)
-        except FileNotFoundError as error:
-            raise CommandNotRunError(NOT_FOUND, f"run {command[0]}: command not found") from error
-        except OSError as error:
-            reason = f"run {command[0]}: {error.strerror}"
-            raise CommandNotRunError(NOT_EXECUTABLE, reason) from error
-        self._pidfd = os.pidfd_open(self.pid)
-
-    @property
-    def pid(self) -> int:
-        """The id of the process, which is also that of its group."""
-        return self._process.pid
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self._pidfd = os.pidfd_open(pid)
 
     def wait(self, secs: float) -> int | None:
         """Wait for the process for up to `secs` seconds.
@@ -132,8 +117,7 @@ class Child:
             The exit code, 128 + N if signal N ended the process; None if it is still running.
         """
         select.select([self._pidfd], [], [], secs)
-        reap(self._process)
-        code = self._process.returncode
+        code = reap(self.pid)
         if code is None:
             return None
         os.close(self._pidfd)
@@ -148,11 +132,78 @@ class Child:
         number: int = signal.SIGTERM
         while send(self.pid, number):
             number = 0
-            reap(self._process)
+            reap(self.pid)
             if clock.monotonic() >= deadline:
                 send(self.pid, signal.SIGKILL)
                 return
             clock.sleep(0.05)
+
+
+class Starts(Protocol):
+    """A way to start the command."""
+
+    @property
+    def has_trained(self) -> bool:
+        """Whether the last process is known to have made progress."""
+        ...
+
+    def start(self, environment: Mapping[str, str]) -> Child:
+        """Start the command with an environment.
+
+        Raises:
+            CommandNotRunError: The program does not exist, or cannot be executed.
+        """
+        ...
+
+    def attend(self, child: Child) -> None:
+        """Do what is due, several times a second while the process runs, and once after that."""
+        ...
+
+
+class ColdStarts:
+    """Start the command as a new program each time.
+
+    Args:
+        command: The program and its arguments.
+    """
+
+    has_trained = False
+
+    def __init__(self, command: Sequence[str]) -> None:
+        self._command = command
+
+    def start(self, environment: Mapping[str, str]) -> Child:
+        return Child(spawn(self._command, environment))
+
+    def attend(self, child: Child) -> None:
+        pass
+
+
+def spawn(
+    command: Sequence[str], environment: Mapping[str, str], kept_fds: Collection[int] = ()
+) -> int:
+    """Start a program in a process group of its own, and return its id; `reap` reaps it.
+
+    Args:
+        command: The program and its arguments.
+        environment: Its environment.
+        kept_fds: The descriptors that it inherits besides stdin, stdout and stderr.
+
+    Raises:
+        CommandNotRunError: The program does not exist, or cannot be executed.
+    """
+    stdin = subprocess.DEVNULL if sys.stdin is None or sys.stdin.isatty() else None
+    try:
+        process = subprocess.Popen(
+            command, stdin=stdin, env=environment, process_group=0, pass_fds=kept_fds
+        )
+    except FileNotFoundError as error:
+        raise CommandNotRunError(NOT_FOUND, f"run {command[0]}: command not found") from error
+    except OSError as error:
+        reason = f"run {command[0]}: {error.strerror}"
+        raise CommandNotRunError(NOT_EXECUTABLE, reason) from error
+    process.returncode = 0  # unknown; without one, `subprocess` would warn and reap it too
+    return process.pid
 
 
 def send(group: int, number: int) -> bool:
@@ -167,17 +218,18 @@ def send(group: int, number: int) -> bool:
     return True
 
 
-def reap(process: subprocess.Popen[bytes]) -> None:
-    """Reap all children that have ended, and record the exit code of `process` if it is among them.
+def reap(pid: int) -> int | None:
+    """Reap all children that have ended; return the exit code of `pid` if it is among them.
 
     The first process of a container inherits all orphans, which no other process would reap.
     """
+    code = None
     while True:
         try:
-            pid, status = os.waitpid(-1, os.WNOHANG)
+            ended, status = os.waitpid(-1, os.WNOHANG)
         except ChildProcessError:
-            return
-        if pid == 0:
-            return
-        if pid == process.pid:
-            process.returncode = os.waitstatus_to_exitcode(status)
+            return code
+        if ended == 0:
+            return code
+        if ended == pid:
+            code = os.waitstatus_to_exitcode(status)

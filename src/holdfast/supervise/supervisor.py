@@ -5,14 +5,14 @@ from __future__ import annotations
 import dataclasses
 import os
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
 from holdfast.clock import Clock
 from holdfast.environment import RESTART_VARIABLE, SUPERVISED_VARIABLE
-from holdfast.supervise.command import ENDING, Child, Signals
+from holdfast.supervise.command import ENDING, Child, Signals, Starts
 from holdfast.supervise.drain import Agents
 from holdfast.supervise.ends import EndCause, cause_of
 from holdfast.trainer.process.end_report import reported_ends
@@ -41,7 +41,7 @@ class Supervisor:
     """Start the command, and restart it when it fails.
 
     Args:
-        command: The program and its arguments.
+        starts: Starts the command.
         signals: The received signals, which are forwarded to the command.
         agents: The agents of the command's processes.
         clock: The clock.
@@ -50,13 +50,13 @@ class Supervisor:
 
     def __init__(
         self,
-        command: Sequence[str],
+        starts: Starts,
         signals: Signals,
         agents: Agents,
         clock: Clock,
         note: Callable[[str], None],
     ) -> None:
-        self._command = command
+        self._starts = starts
         self._signals = signals
         self._agents = agents
         self._clock = clock
@@ -64,11 +64,13 @@ class Supervisor:
 
     def run(self, max_restarts: int) -> Ended:
         """Run the command until it ends by itself or by a signal, or its restarts are used up."""
+        stalled_count = 0
         for restart_count in range(max_restarts + 1):
             child, ended = self._run_once(restart_count)
             if restart_count == max_restarts or self._is_over(ended):
                 break
-            secs = min(BACKOFF_SECS_MAX, 0.5 * 2**restart_count)
+            stalled_count = 0 if self._starts.has_trained else stalled_count + 1
+            secs = min(BACKOFF_SECS_MAX, 0.5 * 2 ** (stalled_count - 1)) if stalled_count else 0.0
             self._note(
                 f"holdfast run: exit code {ended.code}; restart {restart_count + 1} of "
                 f"{max_restarts} in {secs:g} s"
@@ -82,14 +84,14 @@ class Supervisor:
     def _run_once(self, restart_count: int) -> tuple[Child, Ended]:
         started = self._clock.now()
         with tempfile.TemporaryDirectory(prefix="holdfast-run-") as folder:
-            environment = {RESTART_VARIABLE: str(restart_count), SUPERVISED_VARIABLE: folder}
-            with self._signals.passed_on(
-                lambda: Child(self._command, os.environ | environment)
-            ) as child:
+            own = {RESTART_VARIABLE: str(restart_count), SUPERVISED_VARIABLE: folder}
+            environment = os.environ | own
+            with self._signals.passed_on(lambda: self._starts.start(environment)) as child:
                 code = None
                 while code is None:
                     self._agents.note_agent(child.pid)
                     code = child.wait(NOTICE_SECS)
+                    self._starts.attend(child)
             reports = [*reported_ends(Path(folder))]
         cause = cause_of(code, reports, self._signals.received)
         return child, Ended(code=code, cause=cause, started=started)

@@ -46,7 +46,7 @@ from holdfast.trainer.opening.run_views import RunViews
 from holdfast.trainer.options import HostNetwork, Options, ProcessHooks, RamTier, RemoteTier
 from holdfast.trainer.planning import Planner
 from holdfast.trainer.position import Position
-from holdfast.trainer.process import terminal
+from holdfast.trainer.process import imports, terminal
 from holdfast.trainer.process.end_report import TrainerEnd, error_text, place_text, report_end
 from holdfast.trainer.process.preemption import PreemptionSignals
 from holdfast.trainer.process.progress_bar import closing_state, progress_bar, restoring_state
@@ -765,8 +765,9 @@ class CheckpointManager:
     def _check_step(self, step: object, force: bool) -> int:
         self._lifetime.check_call("save")
         number = self._position.check_order(arguments.check_step(step), force=force)
-        if self._steps.take_first():
+        if self._steps.take_first(number, imports.is_recorded()):
             self._session.place.publish_first_step(number, self._clock.now())
+        imports.record_if(self._steps.take_second(number))
         return number
 
     def _on_notice(self, notice: protocol.Notice) -> None:

@@ -304,12 +304,22 @@ class SaveSchedule:
         """Send the next step through the check, because it is the first one after a restore."""
         self.step_max = -1
 
-    def take_first(self) -> bool:
-        """Return whether the step being checked is the first one; later ones need no check."""
+    def take_first(self, step: int, awaits_second: bool) -> bool:
+        """Return whether the step being checked is the first one; later ones need no check.
+
+        With `awaits_second`, the step after it is checked too.
+        """
         is_first = self.step_max < 0 and not self._has_ended
         if is_first:
-            self.step_max = STEP_MAX
+            self.step_max = step if awaits_second else STEP_MAX
         return is_first
+
+    def take_second(self, step: int) -> bool:
+        """Return whether the step being checked is the second one, if that is awaited."""
+        is_second = 0 <= self.step_max < step
+        if is_second:
+            self.step_max = STEP_MAX
+        return is_second
 
     def _selects(self, policy: SaveDecisionPolicy | None, step: int) -> bool:
         return policy is not None and policy.should_save(step, (), context=self._context)
