@@ -1,3 +1,5 @@
+from __future__ import annotations
+
 from collections.abc import Iterator
 
 import pytest
@@ -7,5 +9,6 @@ from tests.hosts import Host, host
 
 @pytest.fixture
 def one_host() -> Iterator[Host]:
-    with host() as made:
-        yield made
+    """A host of the test's own."""
+    with host() as own:
+        yield own

@@ -1,9 +1,16 @@
+import errno
 import signal
 
 import pytest
 
-from holdfast.supervise.ends import EndCause, cause_of
-from holdfast.trainer.process.end_report import TrainerEnd, reported_ends
+from holdfast.errors import OutOfSpaceError, ProcessLostError, SaveFailedError
+from holdfast.supervise.ends import EndCause, Evidence, cause_of_error, classify
+from holdfast.trainer.process.end_report import (
+    TrainerEnd,
+    TrainerError,
+    reported_ends,
+    trainer_error,
+)
 
 
 def report(*, preempted: bool = False, finished: bool = False) -> TrainerEnd:
@@ -29,12 +36,14 @@ CASES = [
     (138, [], [USR1], EndCause.PREEMPTED),
     # A program may use this signal for something else.
     (0, [report()], [USR1], EndCause.FINISHED),
+    (1, [report()], [USR1], EndCause.ERROR),
     (130, [], [INT], EndCause.STOPPED),
     (1, [], [INT], EndCause.STOPPED),
     (0, [], [INT], EndCause.FINISHED),
-    (137, [], [], EndCause.FAILED),
-    (138, [], [], EndCause.FAILED),
-    (1, [report()], [], EndCause.FAILED),
+    (137, [], [], EndCause.KILLED),
+    (138, [], [], EndCause.KILLED),
+    (255, [], [], EndCause.ERROR),
+    (1, [report()], [], EndCause.ERROR),
 ]
 
 
@@ -42,9 +51,90 @@ CASES = [
 def test_the_cause_of_an_end(
     code: int, reports: list[TrainerEnd], received: list[int], expected: EndCause
 ) -> None:
-    assert cause_of(code, reports, received) is expected
+    assert classify(Evidence(code=code, ends=reports, received=received)).cause is expected
+
+
+class NaNLossError(Exception):
+    pass
+
+
+class FinanceError(Exception):
+    pass
+
+
+class OutOfMemoryError(RuntimeError):
+    """As PyTorch names it."""
+
+
+def caused_by(error: Exception, cause: Exception) -> Exception:
+    error.__cause__ = cause
+    return error
+
+
+def reported(error: Exception, rank: int = 0, last_step: int | None = 7) -> TrainerError:
+    return trainer_error(error, rank=rank, last_step=last_step, time_secs=rank)
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (ValueError("bad batch"), EndCause.ERROR),
+        (KeyError("nan"), EndCause.ERROR),
+        (FinanceError("Nantes"), EndCause.ERROR),
+        (FileNotFoundError(errno.ENOENT, "No such file"), EndCause.ERROR),
+        (FloatingPointError("invalid value (nan) encountered in jit(step)"), EndCause.NAN),
+        (ValueError("loss is NaN at step 3"), EndCause.NAN),
+        (AssertionError("gradient norm is not finite"), EndCause.NAN),
+        (NaNLossError("stop"), EndCause.NAN),
+        (MemoryError(), EndCause.MEMORY),
+        (OutOfMemoryError("CUDA out of memory. Tried to allocate"), EndCause.MEMORY),
+        (RuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating"), EndCause.MEMORY),
+        (caused_by(RuntimeError("in a loader"), MemoryError()), EndCause.MEMORY),
+        (OSError(errno.ENOSPC, "No space left on device"), EndCause.DISK),
+        (SaveFailedError(3, "step 3"), EndCause.DISK),
+        (OutOfSpaceError("no space left"), EndCause.DISK),
+    ],
+)
+def test_the_class_of_an_exception(error: Exception, expected: EndCause) -> None:
+    assert cause_of_error(reported(error)) is expected
+
+
+CLOSED = RuntimeError("[gloo/transport/tcp/pair.cc:547] Connection closed by peer [10.0.0.2]:31")
+
+
+def test_an_exception_that_follows_from_another_end_is_no_cause() -> None:
+    follows = [reported(CLOSED, rank=0), reported(ProcessLostError("rank 1 ended"), rank=2)]
+    own = reported(ValueError("bad"), rank=3)
+    ends = {
+        EndCause.ERROR: Evidence(code=1, errors=[*follows, own]),
+        EndCause.LOST: Evidence(code=1, errors=follows, lost_host="host-b"),
+        EndCause.KILLED: Evidence(code=1, errors=follows, lost_ranks=[(1, 77)]),
+        EndCause.MEMORY: Evidence(code=1, errors=follows, oom_kills=1),
+    }
+    for cause, evidence in ends.items():
+        assert classify(evidence).cause is cause
+    assert classify(Evidence(code=1, errors=follows)).cause is EndCause.LOST
+    assert classify(ends[EndCause.ERROR]).repeats_as == ("ValueError ", 7)
+    assert classify(ends[EndCause.LOST]).lost_host == "host-b"
+
+
+def test_a_hang_is_the_cause_of_the_signals_that_end_it_and_a_scheduler_comes_first() -> None:
+    hang = {"hang": "no step for 30 s", "hang_step": 4}
+    killed = classify(Evidence(code=137, ends=[report(preempted=True)], **hang))
+    assert (killed.cause, killed.repeats_as) == (EndCause.HANG, ("hang", 4))
+    stopped = classify(Evidence(code=137, received=[INT], **hang))
+    assert (stopped.cause, stopped.is_told_to) == (EndCause.HANG, True)
+    assert classify(Evidence(code=143, received=[TERM], **hang)).cause is EndCause.PREEMPTED
+
+
+def test_the_place_of_an_exception_is_the_programs_own_line(tmp_path) -> None:
+    program = tmp_path / "train.py"
+    program.write_text("import json\ndef step():\n    json.loads('{')\nstep()\n")
+    with pytest.raises(ValueError, match="Expecting") as raised:
+        exec(compile(program.read_text(), str(program), "exec"), {})
+    assert reported(raised.value).place == f"{program}:3"
 
 
 def test_a_report_that_was_not_written_whole_is_left_out(tmp_path) -> None:
-    (tmp_path / "1-a.json").write_bytes(b'{"run": "ru')
-    assert [*reported_ends(tmp_path)] == []
+    (tmp_path / "1-a.end.json").write_bytes(b'{"run": "ru')
+    assert reported_ends(tmp_path) == []

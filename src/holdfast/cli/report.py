@@ -16,7 +16,9 @@ from holdfast.observe.reports.page import write_page
 from holdfast.observe.reports.words import (
     CATEGORY_WORDS,
     CAUSE_WORDS,
+    END_WORDS,
     TIER_WORDS,
+    decision_text,
     duration_text,
     goodput_text,
     share_text,
@@ -94,6 +96,7 @@ def _print(run_report: RunReport) -> None:
         output.print_line("")
         _print_categories(run_report)
         _print_failures(run_report)
+        _print_ends(run_report)
         _print_tiers(run_report)
     for line in run_report.notes:
         output.warn(line)
@@ -133,6 +136,30 @@ def _print_failures(run_report: RunReport) -> None:
         Column("steps lost", "right"),
         Column("to the next step", "right"),
         Column("restored from"),
+    ]
+    output.print_table(columns, rows)
+
+
+def _print_ends(run_report: RunReport) -> None:
+    if not run_report.ends:
+        return
+    output.print_line("")
+    rows: list[list[str | Text]] = [
+        [
+            output.time_text(end.time),
+            END_WORDS.get(end.cause, end.cause),
+            end.host,
+            end.reason,
+            decision_text(end.restart_in_secs, end.stopped_because),
+        ]
+        for end in run_report.ends
+    ]
+    columns = [
+        Column("holdfast run"),
+        Column("cause"),
+        Column("host"),
+        Column("what is known", folds=True),
+        Column("decision", folds=True),
     ]
     output.print_table(columns, rows)
 

@@ -22,19 +22,32 @@ from holdfast.supervise.drain import AgentOfRun, Agents
 from holdfast.supervise.ends import EndCause
 from holdfast.supervise.python_program import parse_command
 from holdfast.supervise.standby import Standby
+from holdfast.supervise.restarts import Budgets
 from holdfast.supervise.supervisor import Supervisor
 from holdfast.trainer.opening.run_access import open_or_create
+
+
+class _BudgetsType(click.ParamType[Budgets]):
+    name = "budgets"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> Budgets:
+        try:
+            return value if isinstance(value, Budgets) else Budgets.parse(str(value))
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
 
 
 @click.command(context_settings={"allow_interspersed_args": False}, options_metavar="[OPTIONS] --")
 @click.argument("command", metavar="CMD…", nargs=-1, required=True, type=click.UNPROCESSED)
 @click.option(
     "--max-restarts",
-    metavar="N",
-    type=click.IntRange(min=0),
-    default=0,
+    metavar="N|CLASS=N,…",
+    type=_BudgetsType(),
+    default="0",
     show_default=True,
-    help="How many times to restart the command if it fails.",
+    help="How many times to restart the command if it fails, in all or by the class of the end.",
 )
 @click.option(
     "--preempted-code",
@@ -74,7 +87,7 @@ from holdfast.trainer.opening.run_access import open_or_create
 )
 def run(
     command: tuple[str, ...],
-    max_restarts: int,
+    max_restarts: Budgets,
     preempted_code: int | None,
     directory: str | None,
     drain_secs: float,
@@ -83,8 +96,11 @@ def run(
     """Run CMD and exit with its exit code, once all its saves are durable.
 
     Signals are forwarded to the command. If it fails, it is restarted up to N times, with the count
-    in HOLDFAST_RESTART_COUNT, unless a forwarded signal ended it. The exit code is 0 only if the
-    command's is 0 and all its saves became durable; if a signal ended the command, it is 128 plus
+    in HOLDFAST_RESTART_COUNT, unless a forwarded signal ended it. `--max-restarts lost=inf,error=3`
+    counts each class of ends by itself: preempted, lost, killed, memory, nan, disk, hang, error. A
+    training that fails twice alike, or twice without a new checkpoint, is not restarted. The exit
+    code is 0 only if the command's is 0 and all its saves became durable; if a signal ended the
+    command, it is 128 plus
     the signal's number. A preempted training often ends with 0, as a finished one does: with
     --preempted-code a scheduler can tell them apart, and also starts it again if its last step is
     not durable, which is reported as an error. `holdfast run` can be the first process of a

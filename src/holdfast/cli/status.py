@@ -19,6 +19,11 @@ from holdfast.host.wire import protocol
 from holdfast.host.wire.agent_directory import ram_folder
 from holdfast.host.wire.agents_here import agent_folders_here, leaving, living, run_of
 from holdfast.local_agent.place import is_locked
+from holdfast.observe.events.reader import read_events
+from holdfast.observe.events.schema import CommandEnded
+from holdfast.observe.reports.goodput import command_end
+from holdfast.observe.reports.model import CommandEnd
+from holdfast.observe.reports.words import END_WORDS, decision_text
 from holdfast.observe.state_words import step_text
 from holdfast.trainer.opening.run_access import read_only
 
@@ -39,7 +44,8 @@ def status(directory: str | None, as_json: bool) -> None:
     """Show the agents on this host, or those of the run in DIR.
 
     For each agent it prints the run and the process, the attached trainers, the checkpoints it
-    holds, and when it ends. For a run on several hosts it also prints the hosts and their agents,
+    holds, and when it ends. With DIR it also prints how the command of `holdfast run` ended last.
+    For a run on several hosts it also prints the hosts and their agents,
     what each of them holds, and how many lost hosts the run would survive now. Without DIR it also
     shows the agent that holds whole files in RAM.
     """
@@ -61,9 +67,11 @@ def status(directory: str | None, as_json: bool) -> None:
             "ending, or was stopped by a signal"
         )
     left = _left_behind(run_id, answering)
+    last_end = _last_end(run) if run is not None else None
     if as_json:
         output.print_json(
             {
+                "last_end": last_end,
                 "agents": [msgspec.to_builtins(agent) for agent in agents],
                 "runs": [
                     {"run": entry.run, "run_id": entry.run_id, **msgspec.to_builtins(entry.job)}
@@ -86,6 +94,8 @@ def status(directory: str | None, as_json: bool) -> None:
         if number:
             output.print_line("")
         _print(agent)
+    if last_end is not None:
+        output.print_line(_end_text(last_end))
     for tier in left:
         output.print_line(
             f"{tier.folder}: {size_text(tier.ram_bytes)} of RAM and no agent; the next start of "
@@ -95,6 +105,19 @@ def status(directory: str | None, as_json: bool) -> None:
         if number or agents:
             output.print_line("")
         print_files(of_files)
+
+
+def _last_end(run: ReadableRun) -> CommandEnd | None:
+    """Return how the command of a `holdfast run` ended last; None: it did not, or had finished."""
+    ends = read_events(run.location.folder, CommandEnded)
+    return command_end(ends[-1]) if ends else None
+
+
+def _end_text(end: CommandEnd) -> str:
+    cause = END_WORDS.get(end.cause, end.cause)
+    decision = decision_text(end.restart_in_secs, end.stopped_because)
+    when = output.time_text(end.time)
+    return f"last end: {when} on host {end.host}: {cause} ({end.reason}); {decision}"
 
 
 def _put_back(run: ReadableRun, agents: Sequence[protocol.AgentStatus]) -> Iterator[str]:

@@ -8,20 +8,18 @@ failures after that, and those of trainers that never closed their manager.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import datetime
-
-import psutil
 
 from holdfast.clock import Clock
 from holdfast.engine.lifecycle.catalog import list_checkpoints
 from holdfast.errors import AgentUnavailableError, HoldfastError
 from holdfast.host.wire.agent_directory import agent_folders
-from holdfast.host.wire.agents_here import living, status_of
+from holdfast.host.wire.agents_here import ask, status_of
 from holdfast.host.wire.config import AgentConfig
 from holdfast.host.wire.launch import ensure_agent, find_agent
-from holdfast.host.wire.protocol import AgentStatus, HeldStatus
+from holdfast.host.wire.protocol import AgentStatus, Empty, EventReport, HeldStatus, QuietHosts
 from holdfast.local_agent.client import AgentGoneError
 from holdfast.local_agent.place import is_locked
 from holdfast.observe.events.reader import read_events
@@ -29,11 +27,16 @@ from holdfast.observe.events.schema import (
     AttemptStarted,
     CheckpointCommitted,
     CheckpointFailed,
+    CommandEnded,
     Event,
+    PeerSilent,
+    RanksLost,
     TrainerLost,
 )
+from holdfast.observe.events.writer import EventWriter
 from holdfast.store.location import RunLocation, open_durable
 from holdfast.trainer.opening.ram_tier import ram_store
+from holdfast.trainer.process.end_report import TrainerOpened
 
 POLL_SECS = 0.1
 QUIET_SECS = 1.0
@@ -42,6 +45,8 @@ LEAVE_SECS = 20.0
 """How long an agent may be alive without answering."""
 FAILING_SECS = 15.0
 """How long to wait for a checkpoint that failed to become durable, which the agent retries."""
+LOST_SECS = 5.0
+"""How long to wait until other hosts notice the loss of one; see `Settings.quiet_secs`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,14 +76,77 @@ class Agents:
         """Add an agent that is known before any process is attached to it."""
         self._served[served.run_id, served.host] = served
 
-    def note_agent(self, pid: int) -> None:
-        """Add the agents whose trainers are the process `pid` or its descendants."""
-        for status in living():
-            served = AgentOfRun(run=status.run, run_id=status.run_id, host=status.host)
-            if served != self._served.get((served.run_id, served.host)) and any(
-                _descends(trainer.pid, pid) for trainer in status.trainers
-            ):
-                self.add_agent(served)
+    def note_agents(self, opened: Iterable[TrainerOpened]) -> list[AgentStatus]:
+        """Add the agents of managers that were opened.
+
+        Returns:
+            The status of each added agent that answers now.
+        """
+        for report in opened:
+            self.add_agent(AgentOfRun(run=report.run, run_id=report.run_id, host=report.host))
+        statuses = []
+        for run_id, host in self._served:
+            for folder in agent_folders(run_id, host):
+                with contextlib.suppress(AgentGoneError, HoldfastError):
+                    statuses.append(status_of(folder))
+        for status in statuses:
+            # The run's directory may have been moved.
+            moved = AgentOfRun(run=status.run, run_id=status.run_id, host=status.host)
+            self.add_agent(moved)
+        return statuses
+
+    def report_event(self, event: CommandEnded) -> None:
+        """Add an event to the runs, through their agents; an agent that has ended is not needed."""
+        for served in self._served.values():
+            try:
+                folder = find_agent(served.run_id, served.host)
+                if folder is not None:
+                    ask(folder, "report", EventReport(event=event), Empty)
+                else:
+                    self._write_event(served, event)
+            except (AgentGoneError, HoldfastError) as error:
+                self._note(f"holdfast run: the end is not in the run's events: {error}")
+
+    def _write_event(self, served: AgentOfRun, event: CommandEnded) -> None:
+        home = open_durable(served.run, self._clock).home
+        writer = EventWriter(home, served.host, self._clock)
+        begun = read_events(RunLocation(served.run).folder, AttemptStarted)
+        writer.attempt = begun[-1].run_attempt if begun else 0
+        writer.write(event)
+        writer.close()
+
+    def lost_host(self, since: datetime) -> str:
+        """Return another host that was lost since then, or whose processes were; empty: none.
+
+        Hosts notice each other's loss after a while: a run on several hosts is watched for up to
+        `LOST_SECS`.
+        """
+        until_secs = self._clock.monotonic() + LOST_SECS
+        while True:
+            hosts = [self._look_for_lost(served, since) for served in self._served.values()]
+            named = next((host for host in hosts if host), "")
+            if named or None not in hosts or self._clock.monotonic() >= until_secs:
+                return named
+            self._clock.sleep(POLL_SECS)
+
+    def _look_for_lost(self, served: AgentOfRun, since: datetime) -> str | None:
+        """Return a lost host of one run; empty: it has one host; None: none is lost so far."""
+        folder = find_agent(served.run_id, served.host)
+        if folder is None:
+            return ""
+        with contextlib.suppress(AgentGoneError, HoldfastError):
+            if status_of(folder).peer_address is None:
+                return ""
+            quiet = ask(folder, "quiet", Empty(), QuietHosts)
+            if quiet.hosts:
+                return quiet.hosts[0]
+        kinds = RanksLost, PeerSilent
+        lost: list[RanksLost | PeerSilent] = read_events(RunLocation(served.run).folder, *kinds)
+        for event in lost:
+            is_closed = isinstance(event, RanksLost) and event.closed
+            if event.host == served.host and event.time >= since and not is_closed:
+                return event.of_host
+        return None
 
     def drain(self, secs: float, since: datetime, is_ending: Callable[[], bool]) -> list[str]:
         """Wait until all saves are durable.
@@ -97,13 +165,6 @@ class Agents:
             waiting = _Waiting(served, self._clock, self._note)
             problems += waiting.wait(deadline, is_ending) or _unreported(served, since)
         return problems
-
-
-def _descends(pid: int, ancestor: int) -> bool:
-    with contextlib.suppress(psutil.Error):
-        process = psutil.Process(pid)
-        return pid == ancestor or any(parent.pid == ancestor for parent in process.parents())
-    return False
 
 
 class _Waiting:

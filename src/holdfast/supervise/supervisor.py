@@ -12,14 +12,18 @@ from pathlib import Path
 
 from holdfast.clock import Clock
 from holdfast.environment import RESTART_VARIABLE, SUPERVISED_VARIABLE
-from holdfast.supervise.command import ENDING, Child, Signals, Starts
+from holdfast.host.wire.protocol import AgentStatus
+from holdfast.local_agent.place import host_name
+from holdfast.observe.events.schema import CommandEnded
+from holdfast.supervise.attempt_watch import AttemptWatch, CheckpointProgress
+from holdfast.supervise.command import Child, Signals, Starts
 from holdfast.supervise.drain import Agents
-from holdfast.supervise.ends import EndCause, cause_of
-from holdfast.trainer.process.end_report import reported_ends
+from holdfast.supervise.ends import End, EndCause, Evidence, classify
+from holdfast.supervise.restarts import Budgets, Decision, Restarts
+from holdfast.trainer.process.end_report import reported_openings
 
 NOTICE_SECS = 0.25
 """How often to look for the agents of the command's processes."""
-BACKOFF_SECS_MAX = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,45 +65,78 @@ class Supervisor:
         self._agents = agents
         self._clock = clock
         self._note = note
+        self._progress = CheckpointProgress()
 
-    def run(self, max_restarts: int) -> Ended:
-        """Run the command until it ends by itself or by a signal, or its restarts are used up."""
-        stalled_count = 0
-        for restart_count in range(max_restarts + 1):
-            child, ended = self._run_once(restart_count)
-            if restart_count == max_restarts or self._is_over(ended):
-                break
-            stalled_count = 0 if self._starts.has_trained else stalled_count + 1
-            secs = min(BACKOFF_SECS_MAX, 0.5 * 2 ** (stalled_count - 1)) if stalled_count else 0.0
-            self._note(
-                f"holdfast run: exit code {ended.code}; restart {restart_count + 1} of "
-                f"{max_restarts} in {secs:g} s"
+    def run(self, budgets: Budgets) -> Ended:
+        """Run the command until it ends by itself or by a signal, or is not to be restarted."""
+        restarts = Restarts(budgets, host_name())
+        while True:
+            count, started = restarts.count, self._clock.now()
+            child, end = self._run_once(count)
+            decision = restarts.decide(
+                end, self._clock.monotonic(), has_progress=self._progress.take()
             )
+            self._tell(end, decision, count)
+            ended = Ended(code=end.code, cause=end.cause, started=started)
+            if decision.restart_in_secs is None:
+                return ended
             child.end_rest(self._clock)
-            if not self._rested(secs):
-                cause = cause_of(ended.code, (), self._signals.received)
-                return dataclasses.replace(ended, cause=cause)
-        return ended
+            if not self._rested(decision.restart_in_secs):
+                evidence = Evidence(code=end.code, received=tuple(self._signals.received))
+                return dataclasses.replace(ended, cause=classify(evidence).cause)
 
-    def _run_once(self, restart_count: int) -> tuple[Child, Ended]:
-        started = self._clock.now()
+    def _run_once(self, restart_count: int) -> tuple[Child, End]:
+        since = self._clock.now()
         with tempfile.TemporaryDirectory(prefix="holdfast-run-") as folder:
+            watch = AttemptWatch(Path(folder))
             own = {RESTART_VARIABLE: str(restart_count), SUPERVISED_VARIABLE: folder}
             environment = os.environ | own
             with self._signals.passed_on(lambda: self._starts.start(environment)) as child:
                 code = None
                 while code is None:
-                    self._agents.note_agent(child.pid)
+                    self._look(Path(folder))
                     code = child.wait(NOTICE_SECS)
                     self._starts.attend(child)
-            reports = [*reported_ends(Path(folder))]
-        cause = cause_of(code, reports, self._signals.received)
-        return child, Ended(code=code, cause=cause, started=started)
+            self._look(Path(folder))
+            evidence = watch.evidence(code, self._signals.received, child.pid)
+        end = classify(evidence)
+        if end.may_follow:
+            lost_host = self._agents.lost_host(since)
+            end = classify(dataclasses.replace(evidence, lost_host=lost_host))
+        return child, end
 
-    def _is_over(self, ended: Ended) -> bool:
-        """Return whether the command is not to be started again here."""
-        is_stopped = not ENDING.isdisjoint(self._signals.received)
-        return ended.code == 0 or is_stopped or ended.code - 128 in self._signals.received
+    def _look(self, folder: Path) -> list[AgentStatus]:
+        opened = reported_openings(folder)
+        statuses = self._agents.note_agents(opened)
+        self._progress.note(opened, statuses)
+        return statuses
+
+    def _tell(self, end: End, decision: Decision, count: int) -> None:
+        """Tell the user and the run's events of an end and what follows."""
+        code, secs = f"holdfast run: exit code {end.code}", decision.restart_in_secs
+        if secs is not None:
+            when = f"in {secs:g} s" if secs else "at once"
+            self._note(f"{code}; {decision.count_text} {when}; {end.cause.value}: {end.reason}")
+        elif decision.reason:
+            self._note(f"{code}; not restarted: {decision.reason}; {end.cause.value}: {end.reason}")
+        if decision.named_host:
+            self._note(
+                f"holdfast run: host {decision.named_host} failed 3 times within an hour: look at "
+                "it, or leave it out"
+            )
+        if end.cause is not EndCause.FINISHED:
+            self._agents.report_event(
+                CommandEnded(
+                    cause=end.cause.value,
+                    code=end.code,
+                    reason=end.reason,
+                    last_step=end.step,
+                    lost_host=end.lost_host,
+                    restarts=count,
+                    restart_in_secs=secs,
+                    stopped_because=decision.reason,
+                )
+            )
 
     def _rested(self, secs: float) -> bool:
         """Wait before a restart; return False if a signal interrupts that."""
@@ -108,4 +145,4 @@ class Supervisor:
             if self._signals.is_ending:
                 return False
             self._clock.sleep(0.05)
-        return True
+        return not self._signals.is_ending

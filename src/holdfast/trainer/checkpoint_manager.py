@@ -47,7 +47,7 @@ from holdfast.trainer.options import HostNetwork, Options, ProcessHooks, RamTier
 from holdfast.trainer.planning import Planner
 from holdfast.trainer.position import Position
 from holdfast.trainer.process import imports, terminal
-from holdfast.trainer.process.end_report import TrainerEnd, error_text, place_text, report_end
+from holdfast.trainer.process.end_report import TrainerEnd, TrainerOpened, supervisor_link
 from holdfast.trainer.process.preemption import PreemptionSignals
 from holdfast.trainer.process.progress_bar import closing_state, progress_bar, restoring_state
 from holdfast.trainer.process.training_wait import TrainingWait
@@ -144,6 +144,7 @@ class CheckpointManager:
         self._error: BaseException | None = None
         self._has_metrics = False
         """Whether metrics were passed that could be saved."""
+        self._link = supervisor_link()
         self._framework = find_framework(framework)
         self._processes = self._framework.processes()
         rank, count = self._processes.rank, self._processes.count
@@ -193,6 +194,16 @@ class CheckpointManager:
         )
         self._progress.describe_parts = reports.parts_text
         self._steps = SaveSchedule(self._session.place.origin, self._options, self._processes.count)
+        if self._link is not None:
+            opened = TrainerOpened(
+                run=run.location.text,
+                run_id=self._job.config.run_id,
+                host=self._job.config.host,
+                attempt=self._session.place.number,
+                rank=self._processes.rank,
+                pid=os.getpid(),
+            )
+            self._link.begin_manager(opened, self._steps)
         self._wait = TrainingWait(self._session, self._clock)
         held = HeldResources(job=self._job, progress=self._progress, session=self._session)
         process = self._options.process
@@ -269,9 +280,8 @@ class CheckpointManager:
     def __repr__(self) -> str:
         if not hasattr(self, "_lifetime"):
             return "CheckpointManager(not open)"
-        step = self._steps.last if self._steps.last >= 0 else None
+        step, attempt = self._last_step, self._session.place.number
         end = ", closed" if self._lifetime.is_closed else ""
-        attempt = self._session.place.number
         return f"CheckpointManager({self._run.location.text!r}, {attempt=}, {step=}{end})"
 
     def __enter__(self) -> CheckpointManager:
@@ -290,6 +300,8 @@ class CheckpointManager:
             self.close()
             return
         self._error = error
+        if self._link is not None:
+            self._link.report_error(error, self._clock.monotonic())
         try:
             self.close()
         except HoldfastError as own:
@@ -695,18 +707,21 @@ class CheckpointManager:
             if text is not None:
                 log.info("%s", text)
 
+    @property
+    def _last_step(self) -> int | None:
+        return self._steps.last if self._steps.last >= 0 else None
+
     def _report_end(self) -> None:
-        error, last_step = self._error, self._steps.last
-        report_end(
+        if self._link is None:
+            return
+        self._link.report_end(
             TrainerEnd(
                 run=self._run.location.text,
                 rank=self._processes.rank,
                 pid=os.getpid(),
-                last_step=last_step if last_step >= 0 else None,
+                last_step=self._last_step,
                 is_preempted=self._steps.preempted_at is not None or self._signals.has_arrived,
                 is_finished=self._finisher.has_ended,
-                error=error_text(error) if error is not None else "",
-                error_place=place_text(error) if error is not None else "",
             )
         )
 

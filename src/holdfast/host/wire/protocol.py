@@ -16,7 +16,7 @@ from holdfast.coordination.messages import NAME_CHARS_MAX, REASON_CHARS_MAX
 from holdfast.coordination.settings import Settings, heartbeat_for
 from holdfast.format.names import PART_COUNT_MAX, STEP_MAX, AttemptId, CheckpointId
 from holdfast.format.records import AttemptRecord
-from holdfast.observe.events.schema import TrainerEvent
+from holdfast.observe.events.schema import ReportedEvent
 
 PROTOCOL_VERSION = 13
 
@@ -347,9 +347,9 @@ class Delete(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EventReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Add a trainer's event to the run's events."""
+    """Add an event of a trainer or of `holdfast run` to the run's events."""
 
-    event: TrainerEvent
+    event: ReportedEvent
 
 
 class Detach(msgspec.Struct, frozen=True, kw_only=True):

@@ -288,6 +288,33 @@ class AttemptFenced(Event, frozen=True, kw_only=True, tag="fenced"):
     reason: str
 
 
+class CommandEnded(Event, frozen=True, kw_only=True, tag="command_ended"):
+    """The command of a `holdfast run` has ended otherwise than finished; written on its host.
+
+    Attributes:
+        cause: why: `preempted`, `stopped`, `lost`, `killed`, `memory`, `nan`, `disk`, `hang`,
+            `error`.
+        code: its exit code; 128 + N if signal N ended it.
+        reason: what is known of the cause.
+        last_step: the last step before it, where the cause belongs to a step; null: it does not.
+        lost_host: the other host that was lost; empty: none.
+        restarts: how often the command had been started again before.
+        restart_in_secs: when it is started again; null: it is not.
+        stopped_because: why it is not, though failures are restarted; empty: they are not.
+        stacks: the file of the run with the stacks of a hang; empty: none.
+    """
+
+    cause: str
+    code: int
+    reason: str
+    last_step: Step | None = None
+    lost_host: str = ""
+    restarts: Count = 0
+    restart_in_secs: Secs | None = None
+    stopped_because: str = ""
+    stacks: str = ""
+
+
 # Checkpoints.
 
 
@@ -634,6 +661,7 @@ EVENTS: tuple[type[Event], ...] = (
     TrainerLost,
     RanksLost,
     AttemptFenced,
+    CommandEnded,
     AgentLeft,
     SaveRequested,
     IntervalChosen,
@@ -667,6 +695,8 @@ EVENTS: tuple[type[Event], ...] = (
 
 TrainerEvent = ManagerOpened | StateRestored | StateRead | RamUnavailable | LeftUnfinished
 """The events that trainers report through their agent."""
+ReportedEvent = TrainerEvent | CommandEnded
+"""Those, and the event of `holdfast run`."""
 
 
 def event_name(kind: type[Event] | Event) -> str:

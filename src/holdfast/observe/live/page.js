@@ -6,7 +6,7 @@ const CHART_HEIGHT = 180;
 const CHART_SPANS = [20, 60, 120, 300];
 const BAD = new Set([
   "trainer_lost", "ranks_lost", "failed", "host_silent", "ram_unavailable", "left_unfinished", "peers_unavailable", "protection_late",
-  "recovery_failed", "preservation_failed", "durable_unreadable", "events_lost", "given_up", "copy_failed", "fenced",
+  "recovery_failed", "preservation_failed", "durable_unreadable", "events_lost", "given_up", "copy_failed", "fenced", "command_ended",
 ]);
 const SVG = "http://www.w3.org/2000/svg";
 const part = (id) => document.getElementById(id);

@@ -10,11 +10,18 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
 from holdfast.observe.events.reader import Omission
-from holdfast.observe.events.schema import Event, EventsLost, ManagerOpened, StateRestored
+from holdfast.observe.events.schema import (
+    CommandEnded,
+    Event,
+    EventsLost,
+    ManagerOpened,
+    StateRestored,
+)
 from holdfast.observe.reports.division import Piece, divide, quiet_step_us
 from holdfast.observe.reports.model import (
     RESTART_PARTS,
     AttemptReport,
+    CommandEnd,
     Micros,
     RunFailure,
     RunReport,
@@ -66,12 +73,29 @@ def report_run(run: str, items: Iterable[Event | Omission]) -> RunReport:
         goodput=round(total["productive"] / wall_us, 6) if wall_us else None,
         attempts=[_attempt(trace, pieces, begin_us) for trace in traces],
         failures=_failures(traces, begin_us),
+        ends=[command_end(event) for event in events if isinstance(event, CommandEnded)],
         tiers=tier_reports(timed, pieces, begin_us, is_measured=_is_measured(traces)),
         slowest_rank=slowest_rank(timed),
         waiting=in_secs(waiting, tuple(waiting)),
         steps=max(reached, default=first - 1) - first + 1,
         timeline=[_slice(piece, begin_us) for piece in _merged(pieces)],
         notes=notes,
+    )
+
+
+def command_end(event: CommandEnded) -> CommandEnd:
+    """Return an end that `holdfast run` has recorded."""
+    return CommandEnd(
+        time=event.time,
+        host=event.host,
+        attempt=event.run_attempt,
+        cause=event.cause,
+        code=event.code,
+        reason=event.reason,
+        restarts=event.restarts,
+        restart_in_secs=event.restart_in_secs,
+        stopped_because=event.stopped_because,
+        stacks=event.stacks,
     )
 
 

@@ -107,6 +107,34 @@ class RunFailure(msgspec.Struct, frozen=True, kw_only=True):
     sources: dict[str, int]
 
 
+class CommandEnd(msgspec.Struct, frozen=True, kw_only=True):
+    """An end of a command that `holdfast run` had started, and what it decided.
+
+    Attributes:
+        time: When it was recorded.
+        host: The host of that `holdfast run`.
+        attempt: The newest attempt then.
+        cause: The class of the end, as in the event `command_ended`.
+        code: The exit code; 128 + N if signal N ended it.
+        reason: What is known of the cause.
+        restarts: How often the command had been started again before.
+        restart_in_secs: When it is started again; null: it is not.
+        stopped_because: Why it is not, though failures are restarted; empty: they are not.
+        stacks: The file of the run's events with the stacks of a hang; empty: none.
+    """
+
+    time: datetime
+    host: str
+    attempt: int
+    cause: str
+    code: int
+    reason: str
+    restarts: int
+    restart_in_secs: float | None
+    stopped_because: str
+    stacks: str
+
+
 class Intervals(msgspec.Struct, frozen=True, kw_only=True):
     """The times from one checkpoint to the next in the same attempt.
 
@@ -178,6 +206,7 @@ class RunReport(msgspec.Struct, frozen=True, kw_only=True):
         goodput: The share of `productive`; null if there is no time.
         attempts: In their order.
         failures: In their order.
+        ends: The ends that `holdfast run` has recorded, in their order.
         tiers: By name: `ram`, `peer` (in enough failure domains), `durable`,
             `remote`.
         slowest_rank: Null if no part was saved.
@@ -195,6 +224,7 @@ class RunReport(msgspec.Struct, frozen=True, kw_only=True):
     goodput: float | None
     attempts: list[AttemptReport]
     failures: list[RunFailure]
+    ends: list[CommandEnd] = []
     tiers: dict[str, TierReport]
     slowest_rank: SlowestRank | None
     waiting: dict[str, float]

@@ -29,6 +29,18 @@ CAUSE_WORDS = {
     "closed": "closed before its last step was saved",
     "open": "running",
 }
+END_WORDS = {
+    "preempted": "preempted",
+    "stopped": "stopped by a signal",
+    "lost": "another host lost",
+    "killed": "killed",
+    "memory": "out of memory",
+    "nan": "not a number",
+    "disk": "storage",
+    "hang": "hang",
+    "error": "exception",
+}
+"""The causes of the event `command_ended`."""
 TIER_WORDS = {"ram": "RAM", "peer": "other hosts' RAM", "durable": "durable", "remote": "remote"}
 
 
@@ -53,6 +65,14 @@ def tick_text(secs: float) -> str:
 def goodput_text(goodput: float) -> str:
     """Return a goodput in percent; a dash before the duration of any step is known."""
     return share_text(goodput) if goodput else "–"
+
+
+def decision_text(restart_in_secs: float | None, stopped_because: str) -> str:
+    """Return what followed an end of the command of `holdfast run`."""
+    if restart_in_secs is None:
+        return f"not restarted: {stopped_because}" if stopped_because else "not restarted"
+    wait = f"after {duration_text(restart_in_secs)}" if restart_in_secs else "at once"
+    return f"restarted {wait}"
 
 
 def share_text(share: float) -> str:

@@ -1,9 +1,10 @@
-"""Report the end of a manager to the `holdfast run` that has started this process.
+"""Report what this process does to the `holdfast run` that has started it.
 
-`holdfast run` names a folder of its own in `HOLDFAST_SUPERVISED`. Each manager that is closed adds
-one file to it, before its process ends, so that the supervisor finds all reports when it sees the
-exit. A process that is killed, or never closes its manager, leaves no report. Without the variable
-nothing is written.
+`holdfast run` names a folder of its own in `HOLDFAST_SUPERVISED`. Each manager that is opened or
+closed adds a file to it, and so does each exception that leaves a `with` block, or the program once
+it has opened a manager, before anything else is done about it. So the supervisor finds all reports
+when it sees the exit. A process that is killed reports no end. Without the variable nothing is
+written.
 
 `trainer_left` and `trainer_lost` of the run's events are no substitute: an agent writes them from a
 thread of its own, and may be killed together with its trainers. See docs/decisions/0051.
@@ -11,21 +12,51 @@ thread of its own, and may be killed together with its trainers. See docs/decisi
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import secrets
+import sys
+import sysconfig
 import traceback
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
+from types import TracebackType
+from typing import TypeVar
 
 import msgspec
 
+from holdfast.clock import SystemClock
 from holdfast.environment import SUPERVISED_VARIABLE
 from holdfast.format.json_codec import decode
+from holdfast.trainer.save.save_schedule import SaveSchedule
 
 ERROR_CHARS_MAX = 500
+CAUSES_MAX = 8
 
 log = logging.getLogger(__name__)
+Report = TypeVar("Report", bound=msgspec.Struct)
+
+
+class TrainerOpened(msgspec.Struct, frozen=True, kw_only=True):
+    """A manager that was opened, and its agent.
+
+    Attributes:
+        run: The run's path or URL.
+        run_id: The run's id.
+        host: The host, as its agent names it.
+        attempt: The number of the attempt.
+        rank: The trainer's rank.
+        pid: Its process.
+    """
+
+    run: str
+    run_id: str
+    host: str
+    attempt: int
+    rank: int
+    pid: int
 
 
 class TrainerEnd(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,8 +69,6 @@ class TrainerEnd(msgspec.Struct, frozen=True, kw_only=True):
         last_step: The last step passed to `save`; None: none.
         is_preempted: A preemption was announced to the job.
         is_finished: `finish` was called for the training's last step.
-        error: The exception that left the `with` block, as `Type: message`; empty: none did.
-        error_place: The line that raised it, as `file:line`; empty: not known.
     """
 
     run: str
@@ -48,39 +77,149 @@ class TrainerEnd(msgspec.Struct, frozen=True, kw_only=True):
     last_step: int | None
     is_preempted: bool
     is_finished: bool
-    error: str = ""
-    error_place: str = ""
 
 
-def error_text(error: BaseException) -> str:
-    """Return the type and the first line of the message of an exception."""
+class TrainerError(msgspec.Struct, frozen=True, kw_only=True):
+    """An exception that has left a manager's `with` block, or the program.
+
+    Attributes:
+        rank: The trainer's rank.
+        pid: Its process.
+        last_step: The last step passed to `save`; None: none.
+        time_secs: When it was raised, by the host's monotonic clock.
+        text: The exception, as `Type: message`.
+        place: The innermost line of the program that raised it, as `file:line`; of a library, if
+            the program has none; empty: not known.
+        kinds: The names of its classes, and those of the exceptions that caused it.
+        errno: The error of the operating system among them; None: none.
+    """
+
+    rank: int
+    pid: int
+    last_step: int | None
+    time_secs: float
+    text: str
+    place: str
+    kinds: tuple[str, ...]
+    errno: int | None = None
+
+
+def trainer_error(
+    error: Exception, *, rank: int, last_step: int | None, time_secs: float
+) -> TrainerError:
+    """Return the report of an exception."""
     lines = str(error).splitlines()
-    return f"{type(error).__name__}: {lines[0] if lines else ''}"[:ERROR_CHARS_MAX]
+    chain: list[BaseException] = [error]
+    while len(chain) < CAUSES_MAX and (cause := chain[-1].__cause__) is not None:
+        chain.append(cause)
+    kinds = [kind.__name__ for link in chain for kind in type(link).__mro__[:-2]]
+    numbers = [link.errno for link in chain if isinstance(link, OSError)]
+    return TrainerError(
+        rank=rank,
+        pid=os.getpid(),
+        last_step=last_step,
+        time_secs=time_secs,
+        text=f"{type(error).__name__}: {lines[0] if lines else ''}"[:ERROR_CHARS_MAX],
+        place=place_text(error.__traceback__),
+        kinds=tuple(dict.fromkeys(kinds)),
+        errno=next((number for number in numbers if number is not None), None),
+    )
 
 
-def place_text(error: BaseException) -> str:
-    """Return `file:line` of the innermost frame of an exception's traceback; empty without one."""
-    frames = traceback.extract_tb(error.__traceback__)
-    return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""
+def place_text(trace: TracebackType | None) -> str:
+    """Return `file:line` of the innermost frame of the program in a traceback; empty: no frame."""
+    frames = traceback.extract_tb(trace)
+    libraries = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
+    own = [
+        frame
+        for frame in frames
+        if not frame.filename.startswith((*libraries, "<frozen", os.path.dirname(__file__)))
+    ]
+    innermost = (own or frames)[-1:]
+    return "".join(f"{frame.filename}:{frame.lineno}" for frame in innermost)
 
 
-def report_end(end: TrainerEnd) -> None:
-    """Write the report, if this process has a supervisor."""
+class SupervisorLink:
+    """The folder of reports, and what a report says of this process.
+
+    Owned by the training thread.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._rank = 0
+        self._steps: weakref.ref[SaveSchedule] | None = None
+        self._reported_id = 0
+        """No reference: the frames of an exception hold what the program wants to free."""
+
+    def begin_manager(self, opened: TrainerOpened, steps: SaveSchedule) -> None:
+        """Follow a manager that was opened; an earlier error has not ended the program."""
+        self._rank, self._steps, self._reported_id = opened.rank, weakref.ref(steps), 0
+        self._write(opened, "open")
+        for path in self.folder.glob(f"{os.getpid()}-*.error.json"):
+            path.unlink(missing_ok=True)
+
+    def report_end(self, end: TrainerEnd) -> None:
+        """Report that a manager was closed."""
+        self._write(end, "end")
+
+    def report_error(self, error: BaseException | None, time_secs: float) -> None:
+        """Report an exception, once; those that only end the process, as `SystemExit`, are not."""
+        if isinstance(error, Exception) and id(error) != self._reported_id:
+            self._reported_id = id(error)
+            steps = self._steps() if self._steps is not None else None
+            last_step = steps.last if steps is not None and steps.last >= 0 else None
+            report = trainer_error(error, rank=self._rank, last_step=last_step, time_secs=time_secs)
+            self._write(report, "error")
+
+    def _write(self, report: TrainerOpened | TrainerEnd | TrainerError, kind: str) -> None:
+        path = self.folder / f"{report.pid}-{secrets.token_hex(4)}.{kind}.json"
+        try:
+            path.write_bytes(msgspec.json.encode(report))
+        except OSError as error:
+            # The folder is gone where the supervisor was killed.
+            log.debug("the end of this trainer is not reported to holdfast run: %s", error)
+
+
+@functools.cache
+def supervisor_link() -> SupervisorLink | None:
+    """Return this process's link to its supervisor; None: it has none.
+
+    From the first call on, an exception that ends the program is reported too.
+    """
     folder = os.environ.get(SUPERVISED_VARIABLE)
     if not folder:
-        return
-    path = Path(folder) / f"{end.pid}-{secrets.token_hex(4)}.json"
-    try:
-        path.write_bytes(msgspec.json.encode(end))
-    except OSError as error:
-        # The folder is gone where the supervisor was killed.
-        log.debug("the end of this trainer is not reported to holdfast run: %s", error)
+        return None
+    link, earlier = SupervisorLink(Path(folder)), sys.excepthook
+
+    def report_and_show(
+        kind: type[BaseException], error: BaseException, trace: TracebackType | None
+    ) -> None:
+        link.report_error(error, SystemClock().monotonic())
+        earlier(kind, error, trace)
+
+    sys.excepthook = report_and_show
+    return link
 
 
-def reported_ends(folder: Path) -> Iterator[TrainerEnd]:
-    """Yield the reports in a folder, without those that a killed process has not written whole."""
-    for path in sorted(folder.glob("*.json")):
+def reported_openings(folder: Path) -> list[TrainerOpened]:
+    """Return the managers that were opened, as reported in a folder."""
+    return [*_read(folder, "open", TrainerOpened)]
+
+
+def reported_ends(folder: Path) -> list[TrainerEnd]:
+    """Return the ends reported in a folder, without those that were not written whole."""
+    return [*_read(folder, "end", TrainerEnd)]
+
+
+def reported_errors(folder: Path) -> list[TrainerError]:
+    """Return the errors reported in a folder, in the order of their times."""
+    return sorted(_read(folder, "error", TrainerError), key=lambda error: error.time_secs)
+
+
+def _read(folder: Path, kind: str, content: type[Report]) -> Iterator[Report]:
+    for path in sorted(folder.glob(f"*.{kind}.json")):
         try:
-            yield decode(path.read_bytes(), TrainerEnd)
+            yield decode(path.read_bytes(), content)
         except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
             log.debug("%s is not read: %s", path, error)

@@ -1,0 +1,119 @@
+"""Commands that fail, as `holdfast run` classifies and restarts them: real processes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.cli.command_line import answer, holdfast
+from tests.hosts import Host, events
+
+TRAINER = Path(__file__).with_name("faulty_trainer.py")
+
+
+def faulty(run: Path, **options: object) -> list[str]:
+    """The command that trains and fails."""
+    return [sys.executable, str(TRAINER), str(run), json.dumps({"steps": 12} | options)]
+
+
+def supervise(
+    host: Host, run: Path, *arguments: object, **options: object
+) -> subprocess.CompletedProcess[str]:
+    """Trains under `holdfast run` to its end."""
+    words = map(str, ("-m", "holdfast", "run", *arguments, "--", *faulty(run, **options)))
+    return subprocess.run(
+        [sys.executable, *words],
+        env=host.environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def ends(run: Path) -> list[tuple[str, int, float | None]]:
+    """The class, the exit code and the decision of each recorded end."""
+    return [
+        (event["cause"], event["code"], event["restart_in_secs"])
+        for event in events(run, "command_ended")
+    ]
+
+
+def test_each_end_is_classified_and_recorded_and_progress_restarts_at_once(
+    one_host: Host, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    faults = [[0, 3, "SIGKILL"], [1, 5, "own NaN check"], [2, 7, "full disk"], [3, 9, "exit code"]]
+    done = supervise(one_host, run, "--max-restarts", 4, faults=faults)
+    assert done.returncode == 0, done.stderr
+    assert ends(run) == [
+        ("killed", 137, 0.0),
+        ("nan", 1, 0.0),
+        ("disk", 1, 0.0),
+        ("error", 3, 0.0),
+    ]
+    assert "exit code 137; restart 1 of 4 at once; killed: ended by SIGKILL" in done.stderr
+    assert "nan: rank 0: RuntimeError: loss is NaN" in done.stderr
+    assert f"({TRAINER}:" in done.stderr
+    holdfast(one_host, "report", run)
+    shown = answer(one_host, "report", run)["ends"]
+    assert [end["cause"] for end in shown] == ["killed", "nan", "disk", "error"]
+    last_end = answer(one_host, "status", run)["last_end"]
+    assert (last_end["cause"], last_end["restarts"]) == ("error", 3)
+    assert "exit code" not in holdfast(one_host, "status", run).stderr
+
+
+def test_the_same_exception_at_the_same_step_twice_is_not_restarted(
+    one_host: Host, tmp_path: Path
+) -> None:
+    done = supervise(
+        one_host, tmp_path / "run", "--max-restarts", 9, faults=[[None, 4, "exception"]]
+    )
+    assert done.returncode == 1
+    assert done.stderr.count("holdfast run: exit code 1;") == 2
+    assert "not restarted: it failed twice alike in the step after step 3: mend the" in done.stderr
+    assert "ValueError: bad batch" in done.stderr.splitlines()[-1]
+
+
+def test_two_ends_without_a_new_checkpoint_are_not_restarted_and_an_own_class_has_its_budget(
+    one_host: Host, tmp_path: Path
+) -> None:
+    done = supervise(
+        one_host, tmp_path / "run", "--max-restarts", 9, faults=[[None, 4, "SIGKILL"]], every=99
+    )
+    assert done.returncode == 137
+    # Step 0 is a new checkpoint of the first start.
+    decisions = [secs for _, _, secs in ends(tmp_path / "run")]
+    assert decisions == [0.0, 0.5, None]
+    assert "2 attempts in a row ended without a new checkpoint" in done.stderr
+    budgets = "lost=inf,error=3"
+    done = supervise(
+        one_host, tmp_path / "own", "--max-restarts", budgets, faults=[[0, 4, "SIGKILL"]]
+    )
+    assert "not restarted: --max-restarts gives no restart for `killed`" in done.stderr
+
+
+def test_an_end_is_recorded_where_no_agent_lives_too(one_host: Host, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    code = (
+        "import holdfast, os, numpy as np\n"
+        f"m = holdfast.CheckpointManager({str(run)!r}, ram=None, framework='numpy')\n"
+        "m.save(0, {'w': np.zeros(3)}); m.close(); raise ValueError('after the end')\n"
+    )
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(
+        [sys.executable, "-m", "holdfast", "run", "--", *command],
+        env=one_host.environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 1
+    (end,) = events(run, "command_ended")
+    assert (end["cause"], end["run_attempt"]) == ("error", 1)
+    assert end["reason"].startswith("rank 0: ValueError: after the end")
