@@ -58,7 +58,10 @@ def wait_for_lock() -> None:
 
 
 def hold_interpreter() -> None:
-    ctypes.PyDLL(None).sleep(600)
+    # A call that no signal interrupts.
+    library, mutex = ctypes.PyDLL(None), ctypes.create_string_buffer(64)
+    library.pthread_mutex_lock(mutex)
+    library.pthread_mutex_lock(mutex)
 
 
 def wait_for_loader() -> None:

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 from tests.cli.command_line import answer, holdfast
 from tests.hosts import Host, events
@@ -117,3 +122,61 @@ def test_an_end_is_recorded_where_no_agent_lives_too(one_host: Host, tmp_path: P
     (end,) = events(run, "command_ended")
     assert (end["cause"], end["run_attempt"]) == ("error", 1)
     assert end["reason"].startswith("rank 0: ValueError: after the end")
+
+
+@pytest.mark.parametrize("kind", ["lock", "interpreter lock", "loader's worker", "data"])
+def test_a_hang_is_found_in_time_its_stacks_are_kept_and_it_goes_on(
+    one_host: Host, tmp_path: Path, kind: str
+) -> None:
+    run = tmp_path / "run"
+    arguments = ["--max-restarts", "hang=1", "--hang-timeout", 6]
+    done = supervise(one_host, run, *arguments, faults=[[0, 5, kind]])
+    assert done.returncode == 0, done.stderr
+    (end,) = events(run, "command_ended")
+    assert (end["cause"], end["last_step"], end["restart_in_secs"]) == ("hang", 4, 0.0)
+    gap = re.search(r"hang: no step for (\d+) s, more than 6 s, after step 4", done.stderr)
+    assert gap is not None, done.stderr
+    assert int(gap[1]) <= 8
+    stacks = Path(end["stacks"]).read_text()
+    assert "Current thread" in stacks
+    assert "faulty_trainer.py" in stacks
+    assert "faulty_trainer.py" in done.stderr
+    assert answer(one_host, "ls", run)["latest_step"] == 11
+
+
+def test_a_stopped_process_is_named_and_not_killed(one_host: Host, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    words = ("run", "--max-restarts", "3", "--hang-timeout", "3", "--")
+    command = faulty(run, faults=[[0, 5, "stopped"]])
+    process = one_host.start("-m", "holdfast", *words, *command)
+    assert process.stderr is not None
+    while "it is no hang" not in (line := process.stderr.readline()):
+        assert line
+    (trainer,) = one_host.agent().trainers
+    os.kill(trainer.pid, signal.SIGCONT)
+    _, err = process.communicate(timeout=60)
+    assert (process.returncode, "restart" in err) == (0, False)
+
+
+def test_slow_steps_and_slow_saves_are_no_hang(one_host: Host, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    done = supervise(one_host, run, "--hang-timeout", 4, steps=5, sleep=2)
+    assert (done.returncode, "hang:" in done.stderr) == (0, False), done.stderr
+
+
+def test_the_rank_that_keeps_others_in_a_collective_is_named_and_the_job_goes_on(
+    one_host: Host, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    program = Path(__file__).with_name("collective_trainer.py")
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    command = [sys.executable, *torchrun, str(program), str(run), "5"]
+    options = ["--max-restarts", "hang=1", "--hang-timeout", "10"]
+    process = one_host.start("-m", "holdfast", "run", *options, "--", *command)
+    out, err = process.communicate(timeout=110)
+    assert process.returncode == 0, err
+    assert out.count("w 24.0") == 2
+    assert "after step 4; behind: rank 1 (step 4); stacks: " in err
+    (end,) = events(run, "command_ended")
+    assert (end["cause"], end["last_step"]) == ("hang", 4)
+    assert "all_reduce" in Path(end["stacks"]).read_text()

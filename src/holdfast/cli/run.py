@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 from collections.abc import Iterator
@@ -20,9 +21,10 @@ from holdfast.supervise.command import ColdStarts, CommandNotRunError, Signals, 
 from holdfast.supervise.compile_caches import cache_variables, compile_folder, program_folder
 from holdfast.supervise.drain import AgentOfRun, Agents
 from holdfast.supervise.ends import EndCause
+from holdfast.supervise.hang_watch import HangWatch
 from holdfast.supervise.python_program import parse_command
-from holdfast.supervise.standby import Standby
 from holdfast.supervise.restarts import Budgets
+from holdfast.supervise.standby import Standby
 from holdfast.supervise.supervisor import Supervisor
 from holdfast.trainer.opening.run_access import open_or_create
 
@@ -39,6 +41,28 @@ class _BudgetsType(click.ParamType[Budgets]):
             self.fail(str(error), param, ctx)
 
 
+AUTO = 0.0
+"""The value of `--hang-timeout auto`."""
+
+
+class _HangTimeoutType(click.ParamType[float]):
+    name = "secs"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        text = str(value)
+        if text == "auto":
+            return AUTO
+        try:
+            secs = float(text)
+        except ValueError:
+            secs = math.nan
+        if not 0 < secs < math.inf:
+            self.fail(f"expected auto or a number of seconds above 0, found {text!r}", param, ctx)
+        return secs
+
+
 @click.command(context_settings={"allow_interspersed_args": False}, options_metavar="[OPTIONS] --")
 @click.argument("command", metavar="CMD…", nargs=-1, required=True, type=click.UNPROCESSED)
 @click.option(
@@ -48,6 +72,12 @@ class _BudgetsType(click.ParamType[Budgets]):
     default="0",
     show_default=True,
     help="How many times to restart the command if it fails, in all or by the class of the end.",
+)
+@click.option(
+    "--hang-timeout",
+    metavar="auto|SECS",
+    type=_HangTimeoutType(),
+    help="End and restart a training that makes no step for so long; default: wait forever.",
 )
 @click.option(
     "--preempted-code",
@@ -88,6 +118,7 @@ class _BudgetsType(click.ParamType[Budgets]):
 def run(
     command: tuple[str, ...],
     max_restarts: Budgets,
+    hang_timeout: float | None,
     preempted_code: int | None,
     directory: str | None,
     drain_secs: float,
@@ -98,13 +129,13 @@ def run(
     Signals are forwarded to the command. If it fails, it is restarted up to N times, with the count
     in HOLDFAST_RESTART_COUNT, unless a forwarded signal ended it. `--max-restarts lost=inf,error=3`
     counts each class of ends by itself: preempted, lost, killed, memory, nan, disk, hang, error. A
-    training that fails twice alike, or twice without a new checkpoint, is not restarted. The exit
-    code is 0 only if the command's is 0 and all its saves became durable; if a signal ended the
-    command, it is 128 plus
-    the signal's number. A preempted training often ends with 0, as a finished one does: with
-    --preempted-code a scheduler can tell them apart, and also starts it again if its last step is
-    not durable, which is reported as an error. `holdfast run` can be the first process of a
-    container.
+    training that fails twice alike, or twice without a new checkpoint, is not restarted.
+
+    The exit code is 0 only if the command's is 0 and all its saves became durable; if a signal
+    ended the command, it is 128 plus the signal's number. A preempted training often ends with 0,
+    as a finished one does: with --preempted-code a scheduler can tell them apart, and also starts
+    it again if its last step is not durable, which is reported as an error. `holdfast run` can be
+    the first process of a container.
 
     With --standby, a process is kept that has imported what the program had imported at its second
     step, and a restart takes the time of the program alone (docs/restarts.md).
@@ -119,9 +150,13 @@ def run(
             if signal.SIGTERM in signals.received and preempted_code is not None:
                 return preempted_code
             return 128 + signals.received[-1]
+        hangs = None
+        if hang_timeout is not None:
+            hangs = HangWatch(hang_timeout or None, agents, clock, output.note)
         try:
             with _starts(command, directory, clock, **standby) as starts:
-                ended = Supervisor(starts, signals, agents, clock, output.note).run(max_restarts)
+                supervisor = Supervisor(starts, signals, agents, clock, output.note, hangs)
+                ended = supervisor.run(max_restarts)
         except CommandNotRunError as error:
             output.print_error(str(error))
             return error.code

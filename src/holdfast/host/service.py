@@ -263,10 +263,7 @@ class Service:
             attempt=group.attempt.number if group else run.events.attempt,
             folder=run.config.folder,
             ram_bytes=ram.pool.size_bytes(),
-            trainers=tuple(
-                protocol.TrainerStatus(rank=m.rank, pid=m.pid, step=trainers.step_of(m))
-                for m in trainers.present
-            ),
+            trainers=self._trainer_statuses(),
             held=self._held(),
             pending=len(view.pending_ids()),
             leaves_in_secs=self._agent.leaves_in_secs(),
@@ -278,10 +275,22 @@ class Service:
             remote=self._agent.mirroring.upload_status(),
         )
 
+    def _trainer_statuses(self) -> tuple[protocol.TrainerStatus, ...]:
+        trainers = self._trainers
+        return tuple(
+            protocol.TrainerStatus(
+                rank=member.rank,
+                pid=member.pid,
+                step=trainers.step_of(member),
+                busy=trainers.busy_of(member),
+            )
+            for member in trainers.present
+        )
+
     def own_status(self) -> HostStatus:
         """Return this agent's report of itself and its host."""
+        statuses = self._trainer_statuses()
         trainers, pool, view = self._trainers, self._agent.ram.pool, self._driver.view
-        members = sorted(trainers.present, key=lambda member: member.rank)
         return HostStatus(
             host=self._run.config.host,
             domain=self._driver.domain,
@@ -289,8 +298,9 @@ class Service:
             pid=os.getpid(),
             attempt=view.attempt,
             leader=view.leader_host,
-            ranks=tuple(member.rank for member in members),
-            steps=tuple(trainers.step_of(member) for member in members),
+            ranks=tuple(status.rank for status in statuses),
+            steps=tuple(status.step for status in statuses),
+            busy={status.rank: status.busy for status in statuses if status.busy},
             ram_bytes=pool.size_bytes(),
             ram_free_bytes=pool.left_bytes() if trainers.job.has_ram else 0,
             held=tuple(outcome.held for outcome in view.held),

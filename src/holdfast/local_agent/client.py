@@ -66,12 +66,13 @@ class AgentSilentError(AgentGoneError):
 
 
 def is_suspended(pid: int) -> bool:
-    """Return whether a signal or a debugger has stopped the process."""
+    """Return whether a signal has stopped the process, or a debugger holds it."""
     try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (OSError, IndexError):
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
         return False
-    return state in "Tt"
+    fields = dict(line.partition(":\t")[::2] for line in lines)
+    return fields.get("State", "")[:1] in ("T", "t") or fields.get("TracerPid", "0") != "0"
 
 
 class _UnixConnection:

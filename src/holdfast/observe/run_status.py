@@ -26,6 +26,14 @@ from holdfast.format.json_codec import decode
 from holdfast.format.names import AttemptId
 
 REASON_CHARS_MAX = 300
+BUSY_WORDS = {
+    "held": "is stopped by a signal, or held by a debugger",
+    "call": "waits in a call of its manager",
+    "evaluation": "reports an evaluation",
+    "other": "reports a wait",
+    "starting": "has not made its second step",
+}
+"""Why a trainer may make no step for a while. Waiting for data is none: each step has that."""
 
 
 class HostStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,6 +44,7 @@ class HostStatus(msgspec.Struct, frozen=True, kw_only=True):
         leader: the host that it follows; None if it knows of none.
         ranks: the trainers that run there.
         steps: the last step of each of them, in the order of `ranks`; None: before the first.
+        busy: those that may make no step for a while, and why: a key of `BUSY_WORDS`.
         ram_bytes: the memory that the RAM tier has.
         ram_free_bytes: how much more the RAM tier may have.
         lead: the leader's view; None where the agent does not lead the run.
@@ -53,6 +62,7 @@ class HostStatus(msgspec.Struct, frozen=True, kw_only=True):
     held: tuple[Held, ...]
     lead: Lead | None
     steps: tuple[int | None, ...] = ()
+    busy: dict[int, str] = {}
 
 
 Answers = Mapping[str, HostStatus | str]
@@ -76,6 +86,7 @@ class JobHostStatus(msgspec.Struct, frozen=True, kw_only=True):
         silent_secs: the time since its leader or the asking host last received a message of it;
             None: unknown.
         steps: the last step of each of `ranks`; None: before the first; empty: unknown.
+        busy: as in `HostStatus`.
     """
 
     host: str
@@ -90,6 +101,7 @@ class JobHostStatus(msgspec.Struct, frozen=True, kw_only=True):
     ram_free_bytes: int | None
     holds: tuple[HeldCheckpoint, ...]
     steps: tuple[int | None, ...] = ()
+    busy: dict[int, str] = {}
 
 
 class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -252,6 +264,7 @@ def _answering(status: HostStatus, address: str | None) -> JobHostStatus:
         ram_free_bytes=status.ram_free_bytes,
         holds=tuple(_held_entry(held) for held in reversed(status.held)),
         steps=status.steps,
+        busy=status.busy,
     )
 
 

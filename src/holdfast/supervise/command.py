@@ -123,6 +123,19 @@ class Child:
         os.close(self._pidfd)
         return code if code >= 0 else 128 - code
 
+    def end(self, secs: float) -> int:
+        """End the process and its group: SIGTERM, and SIGKILL after `secs` seconds.
+
+        Returns:
+            The exit code, as `wait` does.
+        """
+        send(self.pid, signal.SIGTERM)
+        code = self.wait(secs)
+        send(self.pid, signal.SIGKILL)
+        while code is None:
+            code = self.wait(secs)
+        return code
+
     def end_rest(self, clock: Clock) -> None:
         """End the processes that remain in the group, so that none of them overlaps a restart.
 

@@ -11,6 +11,7 @@ import contextlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import datetime
+from pathlib import Path
 
 from holdfast.clock import Clock
 from holdfast.engine.lifecycle.catalog import list_checkpoints
@@ -31,10 +32,13 @@ from holdfast.observe.events.schema import (
     Event,
     PeerSilent,
     RanksLost,
+    StepProgress,
     TrainerLost,
 )
 from holdfast.observe.events.writer import EventWriter
+from holdfast.observe.run_status import JobStatus
 from holdfast.store.location import RunLocation, open_durable
+from holdfast.supervise.stacks import keep_stacks
 from holdfast.trainer.opening.ram_tier import ram_store
 from holdfast.trainer.process.end_report import TrainerOpened
 
@@ -114,6 +118,43 @@ class Agents:
         writer.attempt = begun[-1].run_attempt if begun else 0
         writer.write(event)
         writer.close()
+
+    def longest_gap_secs(self) -> float:
+        """Return the longest step that the runs' events know, without reported waits."""
+        longest = [0.0]
+        for served in self._served.values():
+            for event in read_events(RunLocation(served.run).folder, StepProgress):
+                longest += [times.max_secs for times in (event.quiet, event.sealing, event.writing)]
+        return max(longest)
+
+    def other_ranks(
+        self, statuses: Iterable[AgentStatus]
+    ) -> tuple[dict[int, int | None], dict[int, str]]:
+        """Return the steps of the ranks on other hosts, and which of those are busy, and why."""
+        steps: dict[int, int | None] = {}
+        busy: dict[int, str] = {}
+        for status in statuses:
+            if status.peer_address is None:
+                continue
+            with contextlib.suppress(AgentGoneError, HoldfastError):
+                job = ask(Path(status.folder), "job", Empty(), JobStatus)
+                for host in job.hosts:
+                    if host.host != status.host:
+                        steps |= dict(zip(host.ranks, host.steps, strict=False))
+                        busy |= host.busy
+        return steps, busy
+
+    def keep_stacks(self, text: str) -> str:
+        """Write the stacks of a hang into the runs' events; return the path of the file."""
+        path = ""
+        for served in self._served.values():
+            name = f"stacks-{served.host}-{self._clock.now():%Y%m%dT%H%M%S}.txt"
+            try:
+                keep_stacks(served.run, name, text)
+                path = str(RunLocation(served.run).events / name)
+            except OSError as error:
+                self._note(f"holdfast run: the stacks are not kept in {served.run}: {error}")
+        return path
 
     def lost_host(self, since: datetime) -> str:
         """Return another host that was lost since then, or whose processes were; empty: none.

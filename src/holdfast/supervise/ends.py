@@ -74,6 +74,7 @@ class Evidence:
         oom_kills: How many processes of this cgroup the kernel has killed for want of memory.
         hang: Why it was ended as one that hangs; empty: it was not.
         hang_step: The step after which it hung; None: none was made.
+        stacks: The file with the stacks of that hang; empty: none.
     """
 
     code: int
@@ -85,6 +86,7 @@ class Evidence:
     oom_kills: int = 0
     hang: str = ""
     hang_step: int | None = None
+    stacks: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +102,7 @@ class End:
             was none.
         lost_host: The other host that was lost; empty: none.
         is_told_to: A forwarded signal was to end it.
+        stacks: As in `Evidence`.
     """
 
     code: int
@@ -109,6 +112,7 @@ class End:
     step: int | None = None
     lost_host: str = ""
     is_told_to: bool = False
+    stacks: str = ""
 
     @property
     def may_follow(self) -> bool:
@@ -143,7 +147,8 @@ def classify(evidence: Evidence) -> End:
     if signal.SIGTERM in received:
         return ended(EndCause.PREEMPTED, "SIGTERM was forwarded")
     if evidence.hang:
-        return replace(ended(EndCause.HANG, evidence.hang), step=evidence.hang_step)
+        hang = ended(EndCause.HANG, evidence.hang)
+        return replace(hang, step=evidence.hang_step, stacks=evidence.stacks)
     if any(end.is_preempted for end in ends):
         return ended(EndCause.PREEMPTED, "a trainer had a notice")
     if by_signal in NOTICES:

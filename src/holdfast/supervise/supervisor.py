@@ -19,6 +19,7 @@ from holdfast.supervise.attempt_watch import AttemptWatch, CheckpointProgress
 from holdfast.supervise.command import Child, Signals, Starts
 from holdfast.supervise.drain import Agents
 from holdfast.supervise.ends import End, EndCause, Evidence, classify
+from holdfast.supervise.hang_watch import HangReport, HangWatch, end_hanging
 from holdfast.supervise.restarts import Budgets, Decision, Restarts
 from holdfast.trainer.process.end_report import reported_openings
 
@@ -50,6 +51,7 @@ class Supervisor:
         agents: The agents of the command's processes.
         clock: The clock.
         note: Shows one line to the user.
+        hangs: Finds hangs; None: they are not looked for.
     """
 
     def __init__(
@@ -59,12 +61,14 @@ class Supervisor:
         agents: Agents,
         clock: Clock,
         note: Callable[[str], None],
+        hangs: HangWatch | None = None,
     ) -> None:
         self._starts = starts
         self._signals = signals
         self._agents = agents
         self._clock = clock
         self._note = note
+        self._hangs = hangs
         self._progress = CheckpointProgress()
 
     def run(self, budgets: Budgets) -> Ended:
@@ -92,18 +96,30 @@ class Supervisor:
             own = {RESTART_VARIABLE: str(restart_count), SUPERVISED_VARIABLE: folder}
             environment = os.environ | own
             with self._signals.passed_on(lambda: self._starts.start(environment)) as child:
-                code = None
-                while code is None:
-                    self._look(Path(folder))
-                    code = child.wait(NOTICE_SECS)
-                    self._starts.attend(child)
+                code, hang = self._wait(child, Path(folder))
             self._look(Path(folder))
             evidence = watch.evidence(code, self._signals.received, child.pid)
+        if hang is not None:
+            evidence = dataclasses.replace(
+                evidence, hang=hang.reason, hang_step=hang.step, stacks=hang.stacks
+            )
         end = classify(evidence)
         if end.may_follow:
             lost_host = self._agents.lost_host(since)
             end = classify(dataclasses.replace(evidence, lost_host=lost_host))
         return child, end
+
+    def _wait(self, child: Child, folder: Path) -> tuple[int, HangReport | None]:
+        """Wait until the command has ended, or hangs and was ended."""
+        if self._hangs is not None:
+            self._hangs.begin()
+        while True:
+            statuses = self._look(folder)
+            hang = self._hangs.look(statuses, folder) if self._hangs is not None else None
+            code = child.wait(NOTICE_SECS) if hang is None else end_hanging(child, hang.pids)
+            self._starts.attend(child)
+            if code is not None:
+                return code, hang
 
     def _look(self, folder: Path) -> list[AgentStatus]:
         opened = reported_openings(folder)
@@ -135,6 +151,7 @@ class Supervisor:
                     restarts=count,
                     restart_in_secs=secs,
                     stopped_because=decision.reason,
+                    stacks=end.stacks,
                 )
             )
 

@@ -22,11 +22,16 @@ from holdfast.host.wire.control_block import (
     TARGET_DURABLE,
     TARGET_RAM,
     ControlBlock,
+    call_cell,
     cost_cell,
+    first_step_cell,
     notice_cell,
     step_cell,
+    wait_cells,
 )
 from holdfast.host.wire.group_record import TrainerProcess
+from holdfast.local_agent.client import is_suspended
+from holdfast.observe.events.schema import WAIT_REASONS
 from holdfast.policy.preservation_policy import PreservationPolicy
 from holdfast.policy.save_decision_policy import SaveDecisionPolicy
 
@@ -143,6 +148,23 @@ class AttachedTrainers:
         """Return the step that a trainer has published; None before the first."""
         step = self.control.cells[step_cell(member.seat)]
         return None if step == NO_STEP else step
+
+    def busy_of(self, member: TrainerProcess) -> str:
+        """Return why a trainer may make no step for a while: a key of `BUSY_WORDS`, or empty."""
+        cells, waits = self.control.cells, wait_cells(member.seat)
+        if is_suspended(member.pid):
+            return "held"
+        if cells[call_cell(member.seat)]:
+            return "call"
+        reason = cells[waits.reason]
+        if (
+            cells[waits.since]
+            and 0 <= reason < len(WAIT_REASONS)
+            and WAIT_REASONS[reason] != "data"
+        ):
+            return WAIT_REASONS[reason]
+        first = cells[first_step_cell(member.seat)]
+        return "" if NO_STEP < first < cells[step_cell(member.seat)] else "starting"
 
     def show_attempt(self, number: int) -> None:
         """Write the number of the newest attempt, which each trainer reads at its next step."""

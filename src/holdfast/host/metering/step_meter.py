@@ -69,11 +69,13 @@ class SavePhase(IntEnum):
 class _Durations:
     steps: int = 0
     secs: float = 0.0
+    max_secs: float = 0.0
     samples_secs: list[float] = field(default_factory=list)
 
     def add(self, steps: int, secs: float) -> None:
         self.steps += steps
         self.secs += secs
+        self.max_secs = max(self.max_secs, secs / steps)
         if len(self.samples_secs) < SAMPLES_MAX:
             self.samples_secs.append(secs / steps)
 
@@ -82,7 +84,10 @@ class _Durations:
             return StepTimes()
         median_secs = statistics.median(self.samples_secs)
         return StepTimes(
-            steps=self.steps, secs=round(self.secs, 4), median_secs=round(median_secs, 6)
+            steps=self.steps,
+            secs=round(self.secs, 4),
+            median_secs=round(median_secs, 6),
+            max_secs=round(self.max_secs, 6),
         )
 
 

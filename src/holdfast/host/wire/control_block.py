@@ -142,6 +142,14 @@ def blocked_step_cell(seat: int) -> int:
     return step_cell(seat) + 19
 
 
+def call_cell(seat: int) -> int:
+    """Return the index of the cell with the time since which a call of the manager there waits.
+
+    Nanoseconds of the host's monotonic clock; 0 while none does.
+    """
+    return step_cell(seat) + 20
+
+
 def reset_seat(cells: memoryview, seat: int) -> None:
     """Set the cells of a seat as for a trainer that has published nothing."""
     cells[step_cell(seat)] = cells[first_step_cell(seat)] = NO_STEP

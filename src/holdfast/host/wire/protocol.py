@@ -424,11 +424,18 @@ class Empty(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TrainerStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """One attached trainer."""
+    """One attached trainer.
+
+    Attributes:
+        step: the last step that it has published.
+        busy: why it may make no step for a while: a key of `run_status.BUSY_WORDS`; empty: for no
+            reason.
+    """
 
     rank: int
     pid: int
     step: int | None
+    busy: str = ""
 
 
 class HeldStatus(msgspec.Struct, frozen=True, kw_only=True):

@@ -82,11 +82,14 @@ class StepTimes(msgspec.Struct, frozen=True, kw_only=True):
         steps: how many.
         secs: their duration together, without the waits that the training reported.
         median_secs: the median duration of one.
+        max_secs: the duration of the longest one, of those that were made between two looks the
+            mean.
     """
 
     steps: Count = 0
     secs: Secs = 0.0
     median_secs: Secs = 0.0
+    max_secs: Secs = 0.0
 
 
 class RankPosition(msgspec.Struct, frozen=True, kw_only=True):

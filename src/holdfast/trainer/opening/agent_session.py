@@ -46,6 +46,7 @@ from holdfast.host.wire.control_block import (
     blocked_before_cell,
     blocked_cell,
     blocked_step_cell,
+    call_cell,
     copy_seat,
     cost_cell,
     first_step_cell,
@@ -126,6 +127,12 @@ class AgentPlace:
         cells = self.control.cells
         cells[first_time_cell(self.seat)] = int(time.timestamp() * 1e6)
         cells[first_step_cell(self.seat)] = step
+
+    def publish_call(self, since_ns: int) -> int:
+        """Publish since when a call of the manager waits, 0: none does; return what was there."""
+        cells, cell = self.control.cells, call_cell(self.seat)
+        before, cells[cell] = cells[cell], since_ns
+        return before
 
     def begin_blocked(self) -> None:
         """Publish that what is added to the blocked time from now on is after the present step."""

@@ -30,6 +30,7 @@ import msgspec
 from holdfast.clock import SystemClock
 from holdfast.environment import SUPERVISED_VARIABLE
 from holdfast.format.json_codec import decode
+from holdfast.trainer.process.stack_dumps import write_stacks_on_demand
 from holdfast.trainer.save.save_schedule import SaveSchedule
 
 ERROR_CHARS_MAX = 500
@@ -185,7 +186,8 @@ class SupervisorLink:
 def supervisor_link() -> SupervisorLink | None:
     """Return this process's link to its supervisor; None: it has none.
 
-    From the first call on, an exception that ends the program is reported too.
+    From the first call on, an exception that ends the program is reported too, and the stacks of
+    this process are written when the supervisor asks for them.
     """
     folder = os.environ.get(SUPERVISED_VARIABLE)
     if not folder:
@@ -199,6 +201,10 @@ def supervisor_link() -> SupervisorLink | None:
         earlier(kind, error, trace)
 
     sys.excepthook = report_and_show
+    try:
+        write_stacks_on_demand(link.folder)
+    except (OSError, ValueError, RuntimeError) as error:
+        log.debug("the stacks of a hang will not be shown: %s", error)
     return link
 
 

@@ -118,16 +118,26 @@ class Patience:
     def of(self, call: str, patience_secs: float = waits.PATIENCE_SECS) -> Iterator[None]:
         """Let a signal end the waits in the block, and shorten the later ones.
 
+        The block is published as a call of the manager, which has bounds of its own: no hang.
+
         Args:
             call: The manager's call, for messages.
             patience_secs: How much longer they last after the signal.
         """
+        outer_ns = 0
+        if not self._session.is_closed:
+            now_ns = int(self._clock.monotonic() * 1e9)
+            outer_ns = self._session.place.publish_call(now_ns)
         try:
             with waits.ended_by_signals(call, self.unfinished_text, patience_secs):
                 yield
         except WaitInterruptedError:
             self._is_leaving = True
             raise
+        finally:
+            # After an interrupted `close` the cells may be unmapped.
+            if not self._session.is_closed:
+                self._session.place.publish_call(outer_ns)
 
     def limit_secs(self, timeout_secs: float | None) -> float | None:
         """Return the timeout of a wait for all saves; None: none.
