@@ -115,7 +115,10 @@ class Supervisor:
             self._hangs.begin()
         while True:
             statuses = self._look(folder)
-            hang = self._hangs.look(statuses, folder) if self._hangs is not None else None
+            hang = None
+            # A command that was told to end makes no more steps.
+            if self._hangs is not None and not self._signals.is_ending:
+                hang = self._hangs.look(statuses, folder)
             code = child.wait(NOTICE_SECS) if hang is None else end_hanging(child, hang.pids)
             self._starts.attend(child)
             if code is not None:
