@@ -14,6 +14,7 @@ import pytest
 
 from tests.cli.command_line import answer, holdfast
 from tests.hosts import Host, events
+from tests.trust.cgroups import memory_cgroup
 
 TRAINER = Path(__file__).with_name("faulty_trainer.py")
 
@@ -142,6 +143,25 @@ def test_a_hang_is_found_in_time_its_stacks_are_kept_and_it_goes_on(
     assert "faulty_trainer.py" in stacks
     assert "faulty_trainer.py" in done.stderr
     assert answer(one_host, "ls", run)["latest_step"] == 11
+
+
+def test_a_process_that_the_kernel_kills_for_memory_is_out_of_memory(one_host: Host) -> None:
+    command = [sys.executable, "-c", "x = b'x' * (1 << 30)"]
+    with memory_cgroup() as group:
+        group.set_limit(300 << 20)
+        entering = f'echo $$ > {group.folder}/cgroup.procs && exec "$@"'
+        words = [sys.executable, "-m", "holdfast", "run", "--max-restarts", "memory=1", "--"]
+        done = subprocess.run(
+            ["sh", "-c", entering, "sh", *words, *command],
+            env=one_host.environment,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert group.kills() == 2
+    assert done.returncode == 137
+    assert "restart 1 of 1 (memory) in 0.5 s; memory: out of memory: the kernel" in done.stderr
 
 
 def test_a_stopped_process_is_named_and_not_killed(one_host: Host, tmp_path: Path) -> None:

@@ -81,10 +81,20 @@ class AttemptWatch:
             received: The signals that were forwarded.
             pid: The command's own process.
         """
-        ends, errors = reported_ends(self._folder), reported_errors(self._folder)
-        reported = {end.pid for end in ends} | {error.pid for error in errors} | {pid}
-        opened = {report.pid: report.rank for report in reported_openings(self._folder)}
-        lost = [(rank, of) for of, rank in opened.items() if of not in reported]
+        # A launcher may have started its trainers again, and a program may have opened its manager
+        # again after an exception: what was before is no cause.
+        openings = sorted(reported_openings(self._folder), key=lambda own: own.time_secs)
+        newest = {(own.run_id, own.rank): own for own in openings}
+        since_secs = {own.pid: own.time_secs for own in newest.values()}
+        replaced = {own.pid for own in openings} - since_secs.keys()
+        ends = [end for end in reported_ends(self._folder) if end.pid not in replaced]
+        errors = [
+            error
+            for error in reported_errors(self._folder)
+            if error.pid not in replaced and error.time_secs >= since_secs.get(error.pid, 0.0)
+        ]
+        ended = {end.pid for end in ends} | {error.pid for error in errors} | {pid}
+        lost = [(own.rank, own.pid) for own in newest.values() if own.pid not in ended]
         return Evidence(
             code=code,
             received=tuple(received),
@@ -104,13 +114,16 @@ def oom_kills() -> int:
 
 
 def _counter_files() -> Iterable[Path]:
+    """Yield the files with the count, of cgroups of version 1 or 2."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/self/cgroup").read_text().splitlines():
             _, controllers, place = line.split(":", 2)
             if not controllers:
                 yield Path(f"/sys/fs/cgroup{place}/memory.events")
             elif "memory" in controllers.split(","):
-                yield Path(f"/sys/fs/cgroup/memory{place}/memory.oom_control")
+                # In a container, its own cgroup may be mounted as the root.
+                own = Path(f"/sys/fs/cgroup/memory{place}/memory.oom_control")
+                yield own if own.exists() else Path("/sys/fs/cgroup/memory/memory.oom_control")
 
 
 def _count_in(path: Path) -> int:

@@ -117,9 +117,11 @@ class End:
     @property
     def may_follow(self) -> bool:
         """Whether the loss of another host may be the cause, which is noticed later."""
-        return self.cause in (EndCause.LOST, EndCause.KILLED) or (
-            self.cause is EndCause.ERROR and self.error is None
-        )
+        if self.cause is EndCause.KILLED:
+            # JAX aborts the processes of a job that has lost one.
+            return self.code - 128 == signal.SIGABRT
+        is_plain = self.cause is EndCause.ERROR and self.error is None
+        return is_plain or self.cause is EndCause.LOST
 
     @property
     def repeats_as(self) -> tuple[str, int] | None:

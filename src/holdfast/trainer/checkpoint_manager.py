@@ -202,6 +202,7 @@ class CheckpointManager:
                 attempt=self._session.place.number,
                 rank=self._processes.rank,
                 pid=os.getpid(),
+                time_secs=self._clock.monotonic(),
             )
             self._link.begin_manager(opened, self._steps)
         self._wait = TrainingWait(self._session, self._clock)

@@ -50,6 +50,7 @@ class TrainerOpened(msgspec.Struct, frozen=True, kw_only=True):
         attempt: The number of the attempt.
         rank: The trainer's rank.
         pid: Its process.
+        time_secs: When, by the host's monotonic clock.
     """
 
     run: str
@@ -58,6 +59,7 @@ class TrainerOpened(msgspec.Struct, frozen=True, kw_only=True):
     attempt: int
     rank: int
     pid: int
+    time_secs: float
 
 
 class TrainerEnd(msgspec.Struct, frozen=True, kw_only=True):
@@ -154,11 +156,9 @@ class SupervisorLink:
         """No reference: the frames of an exception hold what the program wants to free."""
 
     def begin_manager(self, opened: TrainerOpened, steps: SaveSchedule) -> None:
-        """Follow a manager that was opened; an earlier error has not ended the program."""
+        """Follow a manager that was opened."""
         self._rank, self._steps, self._reported_id = opened.rank, weakref.ref(steps), 0
         self._write(opened, "open")
-        for path in self.folder.glob(f"{os.getpid()}-*.error.json"):
-            path.unlink(missing_ok=True)
 
     def report_end(self, end: TrainerEnd) -> None:
         """Report that a manager was closed."""
