@@ -92,7 +92,7 @@ def status(*held: tuple[int, int], complete: bool = True) -> AgentStatus:
 
 def test_progress_is_a_newer_complete_checkpoint_of_the_same_start() -> None:
     progress = CheckpointProgress()
-    progress.note([], [status((3, 7))])
+    progress.note([], [])
     assert progress.take() is None
     # That of an earlier command is no progress of this one.
     progress.note([opened(0, 50, 1.0, attempt=4)], [status((3, 7))])

@@ -138,3 +138,19 @@ def test_the_place_of_an_exception_is_the_programs_own_line(tmp_path) -> None:
 def test_a_report_that_was_not_written_whole_is_left_out(tmp_path) -> None:
     (tmp_path / "1-a.end.json").write_bytes(b'{"run": "ru')
     assert reported_ends(tmp_path) == []
+
+
+def test_the_loss_of_another_host_is_waited_for_only_where_it_may_be_the_cause() -> None:
+    may_follow = [
+        Evidence(code=1),
+        Evidence(code=134),
+        Evidence(code=1, errors=[reported(CLOSED)]),
+    ]
+    cannot = [
+        Evidence(code=137),
+        Evidence(code=0),
+        Evidence(code=1, errors=[reported(ValueError("bad"))]),
+        Evidence(code=143, received=[TERM]),
+    ]
+    assert all(classify(evidence).may_follow for evidence in may_follow)
+    assert not any(classify(evidence).may_follow for evidence in cannot)

@@ -140,6 +140,15 @@ def test_a_longer_limit_begins_after_a_postponement_and_new_processes_begin_anew
     assert detector.note(30.0, [trainer(4)]) is not None
 
 
+def test_other_hosts_are_asked_after_half_of_the_limit() -> None:
+    detector = HangDetector(10.0)
+    asked = []
+    for now_secs in range(9):
+        detector.note(float(now_secs), [trainer(4)])
+        asked.append(detector.is_waiting(float(now_secs)))
+    assert asked == [False] * 6 + [True] * 3
+
+
 def test_the_rank_that_is_behind_is_named() -> None:
     assert ranks_behind([(0, 7), (1, 6), (2, 7)], []) == [1]
     assert ranks_behind([(0, 7), (1, 7)], [0]) == [1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 from collections.abc import Callable, Iterable, Sequence
@@ -21,6 +22,8 @@ from holdfast.supervise.stacks import gather_stacks, shown_lines
 
 TERM_SECS = 5.0
 """How long a hanging command has to end after SIGTERM."""
+ASK_SECS = 2.0
+"""How often other hosts are asked for their steps while no step is made here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,12 +63,16 @@ class HangWatch:
         self._longest_secs: float | None = None
         self._detector = HangDetector(fixed_secs)
         self._told: set[str] = set()
+        self._elsewhere: dict[int, int | None] = {}
+        """The steps of ranks on other hosts. Those hosts may end their ranks at the same time."""
+        self._asked_secs = -math.inf
 
     def begin(self) -> None:
         """Begin with another start of the command."""
         longest_secs = max(self._longest_secs or 0.0, self._detector.longest_secs)
         self._detector = HangDetector(self._fixed_secs, longest_secs)
         self._told.clear()
+        self._elsewhere.clear()
 
     def look(self, statuses: Sequence[AgentStatus], folder: Path) -> HangReport | None:
         """Return the hang that the agents' statuses show, with its stacks kept; None: none."""
@@ -80,9 +87,14 @@ class HangWatch:
                 f"rank {rank}, process {pid}, {BUSY_WORDS['held']}: it is no hang, and the others "
                 f"wait for it; continue it with `kill -CONT {pid}`, or detach the debugger"
             )
+        is_due = now_secs - self._asked_secs >= ASK_SECS and self._detector.is_waiting(now_secs)
+        if hang is None and not is_due:
+            return None
+        steps, busy = self._agents.other_ranks(statuses)
+        self._asked_secs = now_secs
+        self._elsewhere |= steps
         if hang is None:
             return None
-        elsewhere, busy = self._agents.other_ranks(statuses)
         if busy:
             self._detector.postpone(self._clock.monotonic())
             for rank, state in busy.items():
@@ -91,18 +103,18 @@ class HangWatch:
                     f"{BUSY_WORDS.get(state, state)}: the training may wait for it"
                 )
             return None
-        return self._report(hang, elsewhere, folder)
+        return self._report(hang, folder)
 
     def _tell_once(self, text: str) -> None:
         if text.partition(";")[2] not in self._told:
             self._told.add(text.partition(";")[2])
             self._note(f"holdfast run: {text}")
 
-    def _report(self, hang: Hang, elsewhere: dict[int, int | None], folder: Path) -> HangReport:
+    def _report(self, hang: Hang, folder: Path) -> HangReport:
         """Gather the stacks, name the rank that is behind, and tell both."""
         stacks = gather_stacks(hang.ranks, folder, self._clock)
         waiting = [process.rank for process in stacks if process.is_in_collective]
-        steps = elsewhere | hang.steps
+        steps = self._elsewhere | hang.steps
         behind = ranks_behind(steps.items(), waiting)
         named = ", ".join(f"rank {rank} (step {steps[rank]})" for rank in behind[:8])
         reason = f"no step for {hang.secs:.0f} s, more than {hang.limit_secs:.0f} s"

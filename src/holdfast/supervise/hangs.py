@@ -99,6 +99,13 @@ class HangDetector:
             steps={rank: state.step for (rank, _), state in ranks.items()},
         )
 
+    def is_waiting(self, now_secs: float) -> bool:
+        """Return whether a rank has used up more than half of its limit."""
+        return any(
+            2 * (now_secs - rank.since_secs) > self.limit_secs(rank.busy)
+            for rank in self._ranks.values()
+        )
+
     def held_ranks(self, now_secs: float) -> dict[int, int]:
         """Return the ranks that a person or a debugger has held beyond the limit, and processes."""
         return {
