@@ -1,7 +1,7 @@
 """Faults of many kinds in real trainings, and the class that `holdfast run` gives to each end.
 
 Each training has faults in a random order, one for each start; the last one ends it. A hang must
-be found in time. `HOLDFAST_ZOO_TRAININGS` runs fewer trainings.
+be found in time. `ZOO_TRAININGS` runs fewer trainings.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def test_each_fault_of_the_zoo_is_given_its_class(one_host: Host, tmp_path: Path
     rng = random.Random(SEED)
     pairs: Counter[tuple[str, str]] = Counter()
     delays_secs: list[int] = []
-    for number in range(int(os.environ.get("HOLDFAST_ZOO_TRAININGS", TRAININGS))):
+    for number in range(int(os.environ.get("ZOO_TRAININGS", TRAININGS))):
         kinds, run = kinds_of(rng), tmp_path / f"run-{number}"
         # More than two steps before each hang: compilation has another limit.
         faults = [[start, 4 + 5 * start, kind] for start, kind in enumerate(kinds)]
