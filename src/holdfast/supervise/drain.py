@@ -1,4 +1,4 @@
-"""Find the agents that a command's processes use, and wait until they have made all saves durable.
+"""Ask the agents that a command's processes use, and wait until they have made all saves durable.
 
 Invariant of `holdfast run`: if the command has succeeded and one of its saves is not durable, that
 is reported. A trainer raises every failure until it closes its manager. This module reports the

@@ -47,7 +47,7 @@ from holdfast.trainer.options import HostNetwork, Options, ProcessHooks, RamTier
 from holdfast.trainer.planning import Planner
 from holdfast.trainer.position import Position
 from holdfast.trainer.process import imports, terminal
-from holdfast.trainer.process.end_report import TrainerEnd, TrainerOpened, supervisor_link
+from holdfast.trainer.process.end_report import supervisor_link
 from holdfast.trainer.process.preemption import PreemptionSignals
 from holdfast.trainer.process.progress_bar import closing_state, progress_bar, restoring_state
 from holdfast.trainer.process.training_wait import TrainingWait
@@ -195,16 +195,7 @@ class CheckpointManager:
         self._progress.describe_parts = reports.parts_text
         self._steps = SaveSchedule(self._session.place.origin, self._options, self._processes.count)
         if self._link is not None:
-            opened = TrainerOpened(
-                run=run.location.text,
-                run_id=self._job.config.run_id,
-                host=self._job.config.host,
-                attempt=self._session.place.number,
-                rank=self._processes.rank,
-                pid=os.getpid(),
-                time_secs=self._clock.monotonic(),
-            )
-            self._link.begin_manager(opened, self._steps)
+            self._link.begin_manager(self._job.config, self._session, self._steps)
         self._wait = TrainingWait(self._session, self._clock)
         held = HeldResources(job=self._job, progress=self._progress, session=self._session)
         process = self._options.process
@@ -713,18 +704,11 @@ class CheckpointManager:
         return self._steps.last if self._steps.last >= 0 else None
 
     def _report_end(self) -> None:
-        if self._link is None:
-            return
-        self._link.report_end(
-            TrainerEnd(
-                run=self._run.location.text,
-                rank=self._processes.rank,
-                pid=os.getpid(),
-                last_step=self._last_step,
+        if self._link is not None:
+            self._link.report_end(
                 is_preempted=self._steps.preempted_at is not None or self._signals.has_arrived,
                 is_finished=self._finisher.has_ended,
             )
-        )
 
     def _show(self, text: str) -> None:
         """Log a line about the whole job: rank 0's terminal shows it."""

@@ -30,6 +30,8 @@ import msgspec
 from holdfast.clock import SystemClock
 from holdfast.environment import SUPERVISED_VARIABLE
 from holdfast.format.json_codec import decode
+from holdfast.host.wire.config import AgentConfig
+from holdfast.trainer.opening.agent_session import AgentSession
 from holdfast.trainer.process.stack_dumps import write_stacks_on_demand
 from holdfast.trainer.save.save_schedule import SaveSchedule
 
@@ -150,27 +152,53 @@ class SupervisorLink:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._rank = 0
+        self._opened: TrainerOpened | None = None
         self._steps: weakref.ref[SaveSchedule] | None = None
         self._reported_id = 0
         """No reference: the frames of an exception hold what the program wants to free."""
 
-    def begin_manager(self, opened: TrainerOpened, steps: SaveSchedule) -> None:
+    def begin_manager(
+        self, config: AgentConfig, session: AgentSession, steps: SaveSchedule
+    ) -> None:
         """Follow a manager that was opened."""
-        self._rank, self._steps, self._reported_id = opened.rank, weakref.ref(steps), 0
-        self._write(opened, "open")
+        self._steps, self._reported_id = weakref.ref(steps), 0
+        self._opened = TrainerOpened(
+            run=config.run,
+            run_id=config.run_id,
+            host=config.host,
+            attempt=session.place.number,
+            rank=session.rank,
+            pid=os.getpid(),
+            time_secs=SystemClock().monotonic(),
+        )
+        self._write(self._opened, "open")
 
-    def report_end(self, end: TrainerEnd) -> None:
-        """Report that a manager was closed."""
+    def report_end(self, *, is_preempted: bool, is_finished: bool) -> None:
+        """Report that the manager was closed."""
+        opened = self._opened
+        assert opened is not None
+        end = TrainerEnd(
+            run=opened.run,
+            rank=opened.rank,
+            pid=os.getpid(),
+            last_step=self._last_step(),
+            is_preempted=is_preempted,
+            is_finished=is_finished,
+        )
         self._write(end, "end")
+
+    def _last_step(self) -> int | None:
+        steps = self._steps() if self._steps is not None else None
+        return steps.last if steps is not None and steps.last >= 0 else None
 
     def report_error(self, error: BaseException | None, time_secs: float) -> None:
         """Report an exception, once; those that only end the process, as `SystemExit`, are not."""
         if isinstance(error, Exception) and id(error) != self._reported_id:
             self._reported_id = id(error)
-            steps = self._steps() if self._steps is not None else None
-            last_step = steps.last if steps is not None and steps.last >= 0 else None
-            report = trainer_error(error, rank=self._rank, last_step=last_step, time_secs=time_secs)
+            rank = self._opened.rank if self._opened is not None else 0
+            report = trainer_error(
+                error, rank=rank, last_step=self._last_step(), time_secs=time_secs
+            )
             self._write(report, "error")
 
     def _write(self, report: TrainerOpened | TrainerEnd | TrainerError, kind: str) -> None:
