@@ -2,7 +2,7 @@
 
 Pure. A preemption is announced by a signal: to `holdfast run`, which forwards it, or to any trainer
 of the job, on whatever host; the trainer's report then says so. An exception that only follows from
-the end of another process is no cause of its own. See docs/decisions/0051 and docs/decisions/0067.
+the end of another process is no cause of its own. See docs/decisions/0051 and docs/decisions/0057.
 """
 
 from __future__ import annotations

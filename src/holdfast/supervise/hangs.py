@@ -7,7 +7,7 @@ in which it may make none. Invariants:
 - While a rank of the host is within the limit of its section, others may be waiting for it.
 - Calls of the manager are bounded by themselves.
 
-See docs/decisions/0067.
+See docs/decisions/0057.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ Pure: a state machine over the ends of one `holdfast run`. Invariants:
 - Each reason to stop before that is told.
 - A wait grows only while no checkpoint is made: the first restart after one waits for nothing.
 
-See docs/decisions/0067.
+See docs/decisions/0057.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ from holdfast.supervise.python_program import PythonProgram
 from holdfast.trainer.process.imports import ImportRecord, record_path
 
 STARTUP = Path(__file__).parent / "startup"
-CHANNEL_VARIABLE = "HOLDFAST_STANDBY_CHANNEL"
+CHANNEL_VARIABLE = "_HOLDFAST_STANDBY_CHANNEL"
 FORK_SECS = 5.0
 IMPORT_SECS = 1800.0
 """How long the standby process may import."""

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from types import TracebackType
 
-CHANNEL_VARIABLE = "HOLDFAST_STANDBY_CHANNEL"
+CHANNEL_VARIABLE = "_HOLDFAST_STANDBY_CHANNEL"
 """The descriptor of the standby process's socket to the supervisor."""
 ADOPTION_SECS = 5.0
 """How long a fork waits until it is the supervisor's child."""
