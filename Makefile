@@ -92,7 +92,7 @@ trainers: ## run trainers of other projects; HOLDFAST_AXLEARN and HOLDFAST_MAXTE
 	.venv-torchtitan/bin/python -m pytest -rs -m soak -p no:cacheprovider \
 		tests/interop/test_trainers.py -k torchtitan
 
-engines: $(STAMP) ## train under Slurm and in containers, and lose ranks, nodes and allocations there
+engines: $(STAMP) ## train under Slurm and torchrun, and in containers, and lose ranks, nodes and allocations there
 	@command -v slurmctld >/dev/null || DEBIAN_FRONTEND=noninteractive apt-get install -qq -y \
 		--no-install-recommends $(SLURM_PACKAGES) >/dev/null || echo "make engines: the tests of" \
 		"Slurm will be SKIPPED: Debian's $(SLURM_PACKAGES) cannot be installed (the reason is above)" >&2

@@ -25,12 +25,12 @@ pytestmark = pytest.mark.skipif(
 def test_a_job_under_torchrun_goes_on_with_another_number_of_processes(
     one_host: Host, tmp_path: Path
 ) -> None:
-    for count, expected in ((2, "resumed at 0"), (3, "resumed at 1")):
+    for count, max_restarts, expected in ((2, 0, "resumed at 0"), (3, 1, "resumed at 1")):
         done = subprocess.run(
             [
                 *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
-                *(f"--nproc-per-node={count}", "-m", "tests.adapt.torch_job"),
-                str(tmp_path / "run"),
+                *(f"--nproc-per-node={count}", f"--max-restarts={max_restarts}"),
+                *("-m", "tests.adapt.torch_job", str(tmp_path / "run")),
             ],
             env=one_host.environment,
             cwd=Path(__file__).parents[2],
@@ -40,6 +40,8 @@ def test_a_job_under_torchrun_goes_on_with_another_number_of_processes(
         )
         assert done.returncode == 0, done.stderr
         assert done.stdout.count(expected) == count
+        # Said once, before anything has failed.
+        assert done.stderr.count("its restart will hang") == max_restarts
     found = holdfast.open_run(tmp_path / "run").restore()
     for name in ("rows", "columns", "copies"):
         assert np.array_equal(found[name], np.arange(30, dtype=np.float32).reshape(10, 3))

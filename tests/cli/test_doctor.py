@@ -164,3 +164,14 @@ def test_launchers_are_shown_with_what_they_say(
     monkeypatch.setitem(shared_host.variables, "HOLDFAST_LAUNCHER", "slrum")
     found = answer(shared_host, "doctor", code=1)
     assert severities(found, "launcher") == {"problem"}
+
+
+def test_a_store_that_torchrun_shares_is_a_warning(
+    shared_host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(shared_host.variables, "TORCHELASTIC_MAX_RESTARTS", "3")
+    subject = "restarts by torchrun"
+    for is_shared, severity in (("True", "warning"), ("False", "ok")):
+        monkeypatch.setitem(shared_host.variables, "TORCHELASTIC_USE_AGENT_STORE", is_shared)
+        found = answer(shared_host, "doctor", code=3 if severity == "warning" else 0)
+        assert severities(found, subject) == {severity}

@@ -20,6 +20,7 @@ from holdfast.supervise.command import Child, Signals, Starts
 from holdfast.supervise.drain import Agents
 from holdfast.supervise.ends import End, EndCause, Evidence, classify
 from holdfast.supervise.hang_watch import HangReport, HangWatch, end_hanging
+from holdfast.supervise.restarted_workers import RestartedWorkers
 from holdfast.supervise.restarts import Budgets, Decision, Restarts
 from holdfast.trainer.process.end_report import reported_openings
 
@@ -70,6 +71,7 @@ class Supervisor:
         self._note = note
         self._hangs = hangs
         self._progress = CheckpointProgress()
+        self._workers = RestartedWorkers(clock, note)
 
     def run(self, budgets: Budgets) -> Ended:
         """Run the command until it ends by itself or by a signal, or is not to be restarted."""
@@ -115,6 +117,7 @@ class Supervisor:
             self._hangs.begin()
         while True:
             statuses = self._look(folder)
+            self._workers.look(child.pid)
             hang = None
             # A command that was told to end makes no more steps.
             if self._hangs is not None and not self._signals.is_ending:

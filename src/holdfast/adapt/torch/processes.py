@@ -6,16 +6,20 @@ here is a collective.
 
 from __future__ import annotations
 
+import logging
+import os
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import torch.distributed as dist
 
-from holdfast import launchers
+from holdfast import launchers, torchrun_store
 from holdfast.environment import LAUNCHER_VARIABLE
 from holdfast.errors import InvalidArgumentError, ProcessLostError
 
 _PREFIX = "holdfast"
+
+log = logging.getLogger(__name__)
 
 
 class TorchProcesses:
@@ -39,6 +43,12 @@ class TorchProcesses:
             )
 
     def key_values(self) -> TorchKeyValues:
+        if self.rank == 0 and _hangs_when_restarted():
+            log.warning(
+                "if a process fails, its restart will hang: %s; %s",
+                torchrun_store.CAUSE,
+                torchrun_store.ADVICE,
+            )
         store: Any = dist.distributed_c10d._get_default_store()
         return TorchKeyValues(dist.PrefixStore(_PREFIX, store))
 
@@ -81,6 +91,11 @@ class TorchKeyValues:
                 self._store.delete_key(f"{folder}/{name}")
         except RuntimeError as error:
             _raise_lost(f"delete {folder}", error)
+
+
+def _hangs_when_restarted() -> bool:
+    is_shared = torchrun_store.is_shared(os.environ) and torchrun_store.may_restart(os.environ)
+    return is_shared and "gloo" in dist.get_backend_config()
 
 
 def _raise_lost(action: str, error: Exception) -> NoReturn:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 
+from holdfast import torchrun_store
 from holdfast.environment import (
     HOST_VARIABLE,
     INTERFACE_VARIABLE,
@@ -43,6 +44,7 @@ def check_host(needed_bytes: int | None) -> Iterator[CheckResult]:
     except HoldfastError as error:
         yield failed("host name", str(error))
     yield from _check_launchers()
+    yield from _check_torchrun()
     root = roots()[0]
     was_there = root.exists()
     yield from _check_ram(root, needed_bytes)
@@ -94,6 +96,14 @@ def _check_launchers() -> Iterator[CheckResult]:
         )
     if not launch.launchers:
         yield passed(subject, f"none is used ({LAUNCHER_VARIABLE} is unset, or names none)")
+
+
+def _check_torchrun() -> Iterator[CheckResult]:
+    """Yield whether processes that torchrun starts again find each other."""
+    if torchrun_store.is_shared(os.environ):
+        yield warned("restarts by torchrun", torchrun_store.CAUSE, torchrun_store.ADVICE)
+    elif torchrun_store.MAX_RESTARTS_VARIABLE in os.environ:
+        yield passed("restarts by torchrun", "each start of its processes has a store of its own")
 
 
 def _check_ram(root: Path, needed_bytes: int | None) -> Iterator[CheckResult]:
