@@ -1,9 +1,9 @@
 """Find out from a worker's environment whether torchrun shares one store among its worker groups.
 
 By default torchrun holds the store in which the processes of a group find each other, and keeps it
-when it starts them again. The next group then reads the addresses of the one before: with gloo on
-PyTorch 2.13 every process waits in `init_process_group` until that fails, and each restart of
-`--max-restarts` ends in the same way. No manager is open by then, so the user is told elsewhere.
+when it starts them again. A process of the next group then reads the addresses of the group before
+if it comes first: with gloo on PyTorch 2.13 most restarts hang in `init_process_group`, until
+`--max-restarts` is used up. No manager is open by then, so it is reported elsewhere.
 
 Pure. See docs/decisions/0068.
 """
@@ -19,7 +19,7 @@ MAX_RESTARTS_VARIABLE = "TORCHELASTIC_MAX_RESTARTS"
 
 CAUSE = (
     "torchrun gives the processes that it starts again the store of those before; with gloo they "
-    "connect to addresses that are gone, and hang in init_process_group"
+    "may connect to addresses that are gone, and hang in init_process_group"
 )
 ADVICE = f"start torchrun with --rdzv-backend=c10d and {DISABLE_VARIABLE}=1, on every node"
 

@@ -1,3 +1,4 @@
+import contextlib
 import os
 import signal
 import sys
@@ -65,6 +66,29 @@ def test_a_restart_finds_nothing_of_the_first_start_alive(one_host: Host, tmp_pa
     )
     done = holdfast(one_host, "run", "--max-restarts", "1", "--", *python(code))
     assert not is_running(int(done.stdout))
+
+
+def test_a_restart_finds_no_trainer_alive_whose_launcher_was_killed(
+    one_host: Host, tmp_path: Path
+) -> None:
+    # As torchrun does: each of its workers has a session of its own.
+    code = (
+        "import os, subprocess, time\n"
+        "if os.environ['HOLDFAST_RESTART_COUNT'] == '0':\n"
+        f"    lines = open({str(tmp_path / 'lines')!r}, 'w+')\n"
+        f"    worker = subprocess.Popen({training(tmp_path / 'run', steps=10**6, sleep=0.02)},\n"
+        "        start_new_session=True, stdout=lines, stderr=lines)\n"
+        "    while '\\n3\\n' not in open(lines.name).read(): time.sleep(0.01)\n"
+        "    print(worker.pid, flush=True)\n"
+        "    os.kill(os.getpid(), 9)\n"
+    )
+    done = holdfast(one_host, "run", "--max-restarts", "1", "--", *python(code))
+    worker = int(done.stdout)
+    try:
+        assert not is_running(worker)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(worker, signal.SIGKILL)
 
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1", "SIGUSR2"])

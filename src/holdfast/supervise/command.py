@@ -17,7 +17,10 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from types import FrameType
 from typing import Protocol
 
+import psutil
+
 from holdfast.clock import Clock
+from holdfast.environment import SUPERVISED_VARIABLE
 from holdfast.errors import HoldfastError
 
 PASSED_ON = (
@@ -217,6 +220,27 @@ def spawn(
         raise CommandNotRunError(NOT_EXECUTABLE, reason) from error
     process.returncode = 0  # unknown; without one, `subprocess` would warn and reap it too
     return process.pid
+
+
+def kill_left(pids: Collection[int], reports: str) -> None:
+    """Kill the trainers that outlive the command, so that none of them overlaps a restart.
+
+    torchrun gives each of its workers a session; if it is killed, they train on. SIGTERM would
+    announce a preemption to the whole job.
+
+    Args:
+        pids: The trainers, some of which have ended.
+        reports: The folder of reports of that start of the command, which its processes have in
+            their environment.
+    """
+    left = []
+    for pid in pids:
+        with contextlib.suppress(psutil.Error):
+            process = psutil.Process(pid)
+            if process.environ().get(SUPERVISED_VARIABLE) == reports:
+                process.kill()
+                left.append(process)
+    psutil.wait_procs(left, REST_SECS)
 
 
 def send(group: int, number: int) -> bool:

@@ -1,7 +1,8 @@
 """Report workers that torchrun has started again and that do not get as far as opening a run.
 
 They may hang in `init_process_group`, before anything of Holdfast runs in them: see
-`holdfast.torchrun_store`. `holdfast run` is around them, or each of them is around a worker.
+`holdfast.torchrun_store`. `holdfast run` is around them, or each of them is around a worker. See
+docs/decisions/0068.
 """
 
 from __future__ import annotations

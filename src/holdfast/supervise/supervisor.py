@@ -16,7 +16,7 @@ from holdfast.host.wire.protocol import AgentStatus
 from holdfast.local_agent.place import host_name
 from holdfast.observe.events.schema import CommandEnded
 from holdfast.supervise.attempt_watch import AttemptWatch, CheckpointProgress
-from holdfast.supervise.command import Child, Signals, Starts
+from holdfast.supervise.command import Child, Signals, Starts, kill_left
 from holdfast.supervise.drain import Agents
 from holdfast.supervise.ends import End, EndCause, Evidence, classify
 from holdfast.supervise.hang_watch import HangReport, HangWatch, end_hanging
@@ -72,6 +72,7 @@ class Supervisor:
         self._hangs = hangs
         self._progress = CheckpointProgress()
         self._workers = RestartedWorkers(clock, note)
+        self._reports, self._opened = "", set[int]()
 
     def run(self, budgets: Budgets) -> Ended:
         """Run the command until it ends by itself or by a signal, or is not to be restarted."""
@@ -87,6 +88,7 @@ class Supervisor:
             if decision.restart_in_secs is None:
                 return ended
             child.end_rest(self._clock)
+            kill_left(self._opened, self._reports)
             if not self._rested(decision.restart_in_secs):
                 evidence = Evidence(code=end.code, received=tuple(self._signals.received))
                 return dataclasses.replace(ended, cause=classify(evidence).cause)
@@ -94,12 +96,14 @@ class Supervisor:
     def _run_once(self, restart_count: int) -> tuple[Child, End]:
         since = self._clock.now()
         with tempfile.TemporaryDirectory(prefix="holdfast-run-") as folder:
+            self._reports = folder
             watch = AttemptWatch(Path(folder))
             own = {RESTART_VARIABLE: str(restart_count), SUPERVISED_VARIABLE: folder}
             environment = os.environ | own
             with self._signals.passed_on(lambda: self._starts.start(environment)) as child:
                 code, hang = self._wait(child, Path(folder))
             self._look(Path(folder))
+            self._opened = {report.pid for report in reported_openings(Path(folder))}
             evidence = watch.evidence(code, self._signals.received, child.pid)
         if hang is not None:
             evidence = dataclasses.replace(

@@ -2,6 +2,8 @@
 
 The store is held by rank 0's process, or under torchrun by its agent on the first host. No call
 here is a collective.
+
+A store that torchrun shares with later worker groups is warned of: docs/decisions/0068.
 """
 
 from __future__ import annotations
@@ -45,7 +47,7 @@ class TorchProcesses:
     def key_values(self) -> TorchKeyValues:
         if self.rank == 0 and _hangs_when_restarted():
             log.warning(
-                "if a process fails, its restart will hang: %s; %s",
+                "if a process fails, its restart may hang: %s; %s",
                 torchrun_store.CAUSE,
                 torchrun_store.ADVICE,
             )
