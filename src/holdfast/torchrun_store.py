@@ -5,7 +5,7 @@ when it starts them again. A process of the next group then reads the addresses 
 if it comes first: with gloo on PyTorch 2.13 most restarts hang in `init_process_group`, until
 `--max-restarts` is used up. No manager is open by then, so it is reported elsewhere.
 
-Pure. See docs/decisions/0068.
+Pure. See docs/decisions/0058.
 """
 
 from __future__ import annotations

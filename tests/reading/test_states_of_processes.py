@@ -67,7 +67,9 @@ def test_states_of_several_processes_are_left_out_and_can_be_asked_for(tmp_path:
         assert run.last_restore.left_out == ("data/0", "eval")
         assert run.process_values(10) == {"data/0": [100, 101, 102], "eval": [200, 201, 202]}
         assert run.restore(only="data") == {"data": [None, 7]}
-        with pytest.raises(errors.StructureMismatchError, match=r"each object \(data/0, eval\), .* found 3"):
+        with pytest.raises(
+            errors.StructureMismatchError, match=r"each object \(data/0, eval\), .* found 3"
+        ):
             run.restore(like=state(0))
         # However many processes there are, what is left out has to be named.
         like = {"w": np.zeros(5, int), "data": [None, 0]}
@@ -86,7 +88,9 @@ def test_objects_that_partial_names_are_kept_with_another_number_of_processes(
         assert (like["data"][0].position, like["eval"].position) == (50, 150)
         assert run.last_restore is not None
         assert run.last_restore.kept == run.last_restore.left_out == ("data/0", "eval")
-        with pytest.raises(errors.StructureMismatchError, match=r"1 state of each object \(data/0\)"):
+        with pytest.raises(
+            errors.StructureMismatchError, match=r"1 state of each object \(data/0\)"
+        ):
             run.restore(like=like, partial="eval")
 
 

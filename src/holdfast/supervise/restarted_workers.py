@@ -2,7 +2,7 @@
 
 They may hang in `init_process_group`, before anything of Holdfast runs in them: see
 `holdfast.torchrun_store`. `holdfast run` is around them, or each of them is around a worker. See
-docs/decisions/0068.
+docs/decisions/0058.
 """
 
 from __future__ import annotations

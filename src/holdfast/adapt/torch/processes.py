@@ -3,7 +3,7 @@
 The store is held by rank 0's process, or under torchrun by its agent on the first host. No call
 here is a collective.
 
-A store that torchrun shares with later worker groups is warned of: docs/decisions/0068.
+A store that torchrun shares with later worker groups is warned of: docs/decisions/0058.
 """
 
 from __future__ import annotations
