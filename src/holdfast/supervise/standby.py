@@ -9,6 +9,8 @@ Invariants:
   command runs nothing before it stops: the process that Python's startup named is the command's.
 - A fork trains only if `fork` has returned its process.
 - Whatever fails here costs a cold start and one line, never an attempt.
+
+See docs/decisions/0056.
 """
 
 from __future__ import annotations

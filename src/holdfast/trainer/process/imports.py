@@ -1,7 +1,7 @@
 """Record what a program has imported by its second step, for `holdfast run --standby`.
 
 The supervisor names a folder in the environment. A standby process imports the recorded modules, as
-the program did, before the next attempt begins.
+the program did, before the next attempt begins. See docs/decisions/0056.
 """
 
 from __future__ import annotations
