@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import subprocess
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from holdfast.host.wire.control_block import NEVER as NEVER_STEP
 from holdfast.host.wire.control_block import TARGET_PREEMPTION
 from holdfast.policy.preservation_policy import LatestN
 from holdfast.trainer.options import Options
+from holdfast.trainer.process.end_report import reported_ends
 from holdfast.trainer.process.preemption import REPEAT_SECS, PreemptionSignals
 from holdfast.trainer.save.patience import CUT_CLOSE_SECS
 from holdfast.trainer.save.save_schedule import AGREE_SECS, CONFIRM_SECS, SaveSchedule
@@ -47,6 +49,57 @@ def test_sigterm_saves_the_next_step_whatever_the_policy(one_host: Host, tmp_pat
         assert not manager.save(2, {"n": 2})
     with holdfast.CheckpointManager(tmp_path / "run") as again:
         assert again.resume({"n": -1}) == (2, {"n": 1})
+
+
+def test_a_notice_that_is_no_signal_is_announced_on_any_thread(
+    one_host: Host, tmp_path: Path
+) -> None:
+    with holdfast.CheckpointManager(tmp_path / "run", save_decision_policy=NEVER) as manager:
+        assert not manager.save(0, {"n": 0})
+        notice = threading.Thread(target=manager.announce_preemption)
+        notice.start()
+        notice.join()
+        # Launchers often send the signal some seconds after the notice. It ends no wait.
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert manager.save(1, {"n": 1})
+        assert manager.reached_preemption(1)
+        manager.announce_preemption()
+        assert not manager.save(2, {"n": 2})
+        manager.wait_until_finished()
+    manager.announce_preemption()
+    with holdfast.CheckpointManager(tmp_path / "run") as again:
+        assert again.latest_step() == 1
+
+
+def test_a_notice_that_no_step_follows_is_reported_to_the_supervisor(
+    one_host: Host, tmp_path: Path
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import sys, holdfast\n"
+        "with holdfast.CheckpointManager(sys.argv[1]) as manager:\n"
+        "    manager.save(0, {'n': 0}, force=True)\n"
+        "    manager.announce_preemption()\n"
+    )
+    trainer = one_host.start(script, tmp_path / "run", HOLDFAST_SUPERVISED=str(tmp_path))
+    finished(trainer)
+    assert [end.is_preempted for end in reported_ends(tmp_path)] == [True]
+
+
+def test_a_signal_before_the_manager_has_joined_the_agent_is_announced_then() -> None:
+    notified = []
+    earlier = signal.signal(signal.SIGUSR1, lambda number, frame: None)
+    try:
+        signals = PreemptionSignals(
+            [signal.SIGUSR1], (), lambda: notified.append(signals.has_arrived), StepClock()
+        )
+        os.kill(os.getpid(), signal.SIGUSR1)
+        notified.clear()
+        signals.install()
+        assert notified == [True]
+        signals.close()
+    finally:
+        signal.signal(signal.SIGUSR1, earlier)
 
 
 def test_other_signals_can_be_named_and_earlier_handlers_are_still_called(

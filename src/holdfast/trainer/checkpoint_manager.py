@@ -155,7 +155,7 @@ class CheckpointManager:
         self._launch.check(rank, count)
         self._rendezvous = Rendezvous(self._processes, self._clock, launch=self._launch)
         self._signals = PreemptionSignals(
-            process.preemption_signals, self._launch.signals, self._on_stop_signal, self._clock
+            process.preemption_signals, self._launch.signals, self.announce_preemption, self._clock
         )
         with contextlib.ExitStack() as on_error:
             on_error.callback(self._signals.close)
@@ -254,8 +254,6 @@ class CheckpointManager:
         )
         held.signals = self._signals
         self._signals.install()
-        if self._signals.has_arrived:
-            self._on_stop_signal()
         policies = user_policies(self._options, self._processes.rank, self._views.load)
         if policies.is_any:
             self._own = held.own = UserPolicyThread(
@@ -536,6 +534,15 @@ class CheckpointManager:
         preempted_at = self._steps.preempted_at
         return preempted_at is not None and arguments.check_step(step) >= preempted_at
 
+    def announce_preemption(self) -> None:
+        """Announce a preemption as a signal does, on any thread; one call at one rank is enough.
+
+        For notices that are no signals (docs/preemption.md). A signal that follows repeats it.
+        """
+        with contextlib.suppress(AttributeError):  # before the manager has joined: see `install`
+            self._signals.is_announced = True
+            self._session.place.announce_preemption()
+
     def waiting(self, reason: str = "data") -> AbstractContextManager[None]:
         """Report the duration of the block as a wait of the training, for `holdfast report`.
 
@@ -706,7 +713,7 @@ class CheckpointManager:
     def _report_end(self) -> None:
         if self._link is not None:
             self._link.report_end(
-                is_preempted=self._steps.preempted_at is not None or self._signals.has_arrived,
+                is_preempted=self._steps.preempted_at is not None or self._signals.is_announced,
                 is_finished=self._finisher.has_ended,
             )
 
@@ -791,10 +798,3 @@ class CheckpointManager:
         """Report all sealed saves that have not ended to a new agent."""
         self._progress.forget_preservation()
         report_all(self._session, self._progress)
-
-    def _on_stop_signal(self) -> None:
-        # The memory is released where the manager was abandoned in the middle of its end. No agent
-        # reads it then, and an error would end the training loop. Before the manager has joined the
-        # agent, the signal is kept until it has.
-        with contextlib.suppress(ValueError, AttributeError):
-            self._session.place.control.cells[self._session.place.notice_cell] = 1

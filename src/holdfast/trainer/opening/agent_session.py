@@ -134,6 +134,13 @@ class AgentPlace:
         before, cells[cell] = cells[cell], since_ns
         return before
 
+    def announce_preemption(self) -> None:
+        """Publish that this trainer has a notice of a preemption."""
+        # The memory is released where the manager was abandoned in the middle of its end. No agent
+        # reads it then, and an error would end the training loop.
+        with contextlib.suppress(ValueError):
+            self.control.cells[self.notice_cell] = 1
+
     def begin_blocked(self) -> None:
         """Publish that what is added to the blocked time from now on is after the present step."""
         cells, step = self.control.cells, self.control.cells[self.step_cell]

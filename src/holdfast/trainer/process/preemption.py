@@ -81,11 +81,13 @@ class PreemptionSignals:
         self._install(number for number in self._signals if _has_handler(number))
 
     def install(self) -> None:
-        """Install the handlers of all signals."""
+        """Install the handlers of all signals, and notify of one that has arrived before."""
         if not self._signals:
             return
         self._install(number for number in self._signals if number not in self._earlier)
         self._install(number for number in self._signals_if_default if _is_default(number))
+        if self.has_arrived:
+            self._notify()
 
     def _install(self, numbers: Iterable[signal.Signals]) -> None:
         for number in list(numbers):
