@@ -44,6 +44,8 @@ TRAINER_TESTS := tests/interop/test_axlearn.py tests/interop/test_keras.py tests
 	tests/interop/test_tunix.py
 SLURM_PACKAGES := slurmctld slurmd slurm-client munge
 DOCKER_PACKAGES := docker.io runc debootstrap
+RAY := ray[train,tune]==2.60.0
+RAY_TESTS := tests/engines/test_ray.py
 DOCS_VENV := .venv-docs
 DOCS_STAMP := $(DOCS_VENV)/.ready-$(IDENTITY)
 DIST_VENV := .venv-dist
@@ -92,7 +94,7 @@ trainers: ## run trainers of other projects; HOLDFAST_AXLEARN and HOLDFAST_MAXTE
 	.venv-torchtitan/bin/python -m pytest -rs -m soak -p no:cacheprovider \
 		tests/interop/test_trainers.py -k torchtitan
 
-engines: $(STAMP) ## train under Slurm and torchrun, and in containers, and lose ranks, nodes and allocations there
+engines: $(STAMP) ## train under Slurm, torchrun and Ray, and in containers, and lose ranks, nodes and allocations there
 	@command -v slurmctld >/dev/null || DEBIAN_FRONTEND=noninteractive apt-get install -qq -y \
 		--no-install-recommends $(SLURM_PACKAGES) >/dev/null || echo "make engines: the tests of" \
 		"Slurm will be SKIPPED: Debian's $(SLURM_PACKAGES) cannot be installed (the reason is above)" >&2
@@ -102,6 +104,10 @@ engines: $(STAMP) ## train under Slurm and torchrun, and in containers, and lose
 	@$(BIN)/python -m pip install -qq -c constraints.txt kubernetes-validate || echo "make engines: the" \
 		"manifests will not be checked: kubernetes-validate cannot be installed (the reason is above)" >&2
 	$(BIN)/python -m pytest -rs -m "" --durations=0 $(or $(TESTS),tests/engines)
+	@case "$(or $(TESTS),$(RAY_TESTS))" in *test_ray*) ;; *) exit 0 ;; esac; \
+	$(MAKE) --silent .venv-ray/.ready || { echo "make engines: SKIPPED Ray: $(RAY)" \
+		"cannot be installed (the reason is above)" >&2; exit 0; }; \
+	.venv-ray/bin/python -m pytest -rs -m "" --durations=0 -p no:cacheprovider $(RAY_TESTS)
 
 check: $(STAMP) ## format, lint, types, layers, house rules and the links of the site
 	$(BIN)/ruff format --check .
@@ -129,7 +135,7 @@ soak: $(STAMP) $(AZURITE_STAMP) ## break it on purpose, for an hour, and write d
 	$(BIN)/python -m tests.trust.figures
 
 clean: ## remove everything that is not source
-	rm -rf $(VENV) $(BENCH_VENV) $(DIST_VENV) $(DOCS_VENV) $(JAX_VENVS) $(TORCH_VENVS) .venv-trainers .venv-torchtitan build dist src/*.egg-info \
+	rm -rf $(VENV) $(BENCH_VENV) $(DIST_VENV) $(DOCS_VENV) $(JAX_VENVS) $(TORCH_VENVS) .venv-ray .venv-trainers .venv-torchtitan build dist src/*.egg-info \
 		.hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -197,6 +203,12 @@ $(DIST_STAMP): constraints.txt Makefile
 .venv-trainers/.ready: pyproject.toml tests/interop/trainers.txt
 	$(TRAINERS_PYTHON) -m venv --clear .venv-trainers
 	.venv-trainers/bin/python -m pip install -qq -e . -r tests/interop/trainers.txt
+	@touch $@
+
+.venv-ray/.ready: pyproject.toml constraints.txt Makefile
+	$(PYTHON) -m venv --clear .venv-ray
+	.venv-ray/bin/python -m pip install -qq -c constraints.txt -e . hypothesis jax pytest \
+		pytest-timeout torch '$(RAY)'
 	@touch $@
 
 # Its own environment: it needs older versions of some packages than the other tests.
