@@ -189,8 +189,12 @@ def test_a_worker_of_ray_train_asks_the_context_that_its_program_has_imported() 
     def no_context() -> None:
         raise RuntimeError("not initialized")
 
+    def in_a_trial() -> None:
+        raise DeprecationWarning("use the equivalent ray.tune API")
+
     assert launch(RAY).ranked is None
     assert launch(RAY, ray_train=SimpleNamespace(get_context=no_context)).ranked is None
+    assert launch(RAY, ray_train=SimpleNamespace(get_context=in_a_trial)).ranked is None
     worker = launch(RAY, ray_train=SimpleNamespace(get_context=_TrainContext))
     assert ranked(worker) == ("ray", 1, 2)
     assert worker.larger_job(1) == "Ray (job 01000000) as rank 1 of 2"

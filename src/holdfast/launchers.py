@@ -375,8 +375,8 @@ def _with_ray_ranks(launcher: Launcher, modules: Mapping[str, Any]) -> Launcher:
     try:
         context = get_context()
         rank, count = context.get_world_rank(), context.get_world_size()
-    except RuntimeError:
-        # Another worker of Ray, such as a trial of Tune.
+    except (RuntimeError, DeprecationWarning):
+        # Another worker of Ray. In a trial of Tune, Ray raises the warning.
         return launcher
     # Older versions return None outside of a trainer.
     return replace(launcher, rank=rank, count=count)
