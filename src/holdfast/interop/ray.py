@@ -8,7 +8,7 @@ attempt that Ray starts again continues with `resume`. See docs/pytorch.md.
 - `checkpoint_of` makes a `ray.train.Checkpoint` that names a step of a run instead of holding a
   copy of it, and `step_of` reads it.
 
-See docs/decisions/0069.
+See docs/decisions/0059.
 """
 
 from __future__ import annotations
