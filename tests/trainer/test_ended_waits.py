@@ -230,7 +230,10 @@ def test_after_the_error_of_a_lost_host_close_leaves_the_step_to_the_agent(
     assert time.monotonic() - began < END_SECS, job.told()
     said = "".join(job.ranks[other].errors).strip()
     assert code == 1, said
-    assert "Connection closed by peer" in said.splitlines()[-1]
+    # The user's error is the last one; its note has that of the close.
+    error, note = said.splitlines()[-2:]
+    assert "Connection closed by peer" in error
+    assert note.startswith("holdfast: close: ")
     assert "closed after an error: close: not waiting for host" in said
     assert "step 8 may not be safe yet" in said
     assert said.splitlines()[-1].startswith(("RuntimeError", "[rank"))
@@ -330,5 +333,7 @@ def test_sigterm_ends_the_close_after_an_error_and_the_error_leaves(
     said = "".join(job.ranks[0].errors).strip()
     assert time.monotonic() - began < END_SECS / 2, said
     assert code == 1
-    assert said.splitlines()[-1] == "RuntimeError: of the training"
+    error, note = said.splitlines()[-2:]
+    assert error == "RuntimeError: of the training"
+    assert note.startswith("holdfast: close: ended by SIGTERM")
     assert "close: ended by SIGTERM: step 8 may not be safe yet" in said
