@@ -17,6 +17,7 @@ Invariants:
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import logging
 import os
@@ -29,7 +30,7 @@ from holdfast.clock import Clock
 from holdfast.engine.lifecycle.attempts import AttemptStart, attempt_numbers, begin_attempt
 from holdfast.engine.lifecycle.catalog import list_checkpoints
 from holdfast.engine.lifecycle.run import create_run, read_run_record
-from holdfast.errors import HoldfastError, InvalidArgumentError
+from holdfast.errors import HoldfastError, InvalidArgumentError, StorageError
 from holdfast.format.names import (
     EVENTS,
     LEASES,
@@ -235,6 +236,7 @@ def put_in_place(
 
     Raises:
         InvalidArgumentError: `directory` exists and may not be replaced; it is unchanged.
+        StorageError: it cannot be renamed; it is unchanged.
     """
     try:
         rename_to_new(building, directory)
@@ -245,7 +247,16 @@ def put_in_place(
                 "overwrite=True"
             ) from error
         check(directory)
-        exchange(building, directory)
+        try:
+            exchange(building, directory)
+        except OSError as error:
+            if error.errno != errno.EXDEV:
+                raise
+            raise StorageError(
+                f"replace {directory}: expected a directory that can be renamed, found one in a "
+                "lower layer of an overlay file system, such as a container's image; remove it "
+                "first, or save to a new path"
+            ) from error
         _remove_replaced(building, directory, check)
         return
     _sync_names(directory.parent)

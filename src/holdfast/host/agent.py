@@ -80,7 +80,7 @@ class Agent:
         run: The agent's run, whose events `metering` receives.
         metering: The agent's measures.
         notices: Takes the notices to the trainers.
-        has_place: Returns whether the agent's folder is still its own.
+        has_place: Returns whether the agent's folder is still its own, and trainers find it there.
 
     Raises:
         OSError: The agent's folder has no room for its files.
@@ -407,13 +407,17 @@ class Agent:
         return unsaved or (usable[-1:] if self.trainers.group is not None else [])
 
     def _check_place(self) -> None:
-        """Exit once the folder is removed: trainers cannot find this agent, and start another."""
+        """Exit once trainers cannot find this agent: its folder, or a file there, was removed."""
         now_secs = self.run.clock.monotonic()
         if self.leaving.is_stopping or now_secs < self._next_check_secs:
             return
         self._next_check_secs = now_secs + PLACE_SECS
         if not self._has_place():
-            log.warning("%s was removed; a trainer will start another agent", self.run.folder)
+            log.warning(
+                "another process, such as a cleaner of old files, removed files of this agent in "
+                "%s; a trainer will start another agent",
+                self.run.folder,
+            )
             self.leave_soon()
 
     def leaves_in_secs(self) -> float | None:

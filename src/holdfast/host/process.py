@@ -2,8 +2,8 @@
 
 The process holds a lock on its folder for its whole life, so that there is never a second agent; a
 second one exits at once with `ALREADY_RUNNING`. An agent that exits removes its folder. If the
-folder or the lock in it was removed by another process, the agent exits and touches no folder
-there, since it may be the next agent's.
+folder, or a file in it that trainers need to find the agent, was removed by another process, the
+agent exits. Without its lock it touches no folder there, since it may be the next agent's.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from holdfast.host.driver.agent_run import open_run
 from holdfast.host.log_file import logging_into
 from holdfast.host.metering.meters import Metering
 from holdfast.host.service import Service, call_server
+from holdfast.host.wire.agent_directory import WORDS
 from holdfast.host.wire.config import AgentConfig
 from holdfast.local_agent.detached_process import ALREADY_RUNNING
 from holdfast.local_agent.place import SOCKET, locked_place
@@ -74,10 +75,10 @@ def main(argument: str, on_placed: Callable[[int], None], files: FileSystem = LO
                 "agent of %s on %s: process %d in %s", config.run, config.host, os.getpid(), folder
             )
             _remove_left_behind(folder)
-            is_all_durable = asyncio.run(_serve(config, files, has_place))
+            is_needless = asyncio.run(_serve(config, files, has_place))
             # Otherwise the folder is gone, or is the next agent's.
             if has_place():
-                _leave(folder, is_all_durable)
+                _leave(folder, is_needless)
             log.info("agent of %s leaves", config.run)
     return 0
 
@@ -92,9 +93,9 @@ def _check_place(location: RunLocation) -> None:
         )
 
 
-def _leave(folder: Path, is_all_durable: bool) -> None:
-    if not is_all_durable:
-        log.warning("data that is not durable stays in %s for the run's next agent", folder)
+def _leave(folder: Path, is_needless: bool) -> None:
+    if not is_needless:
+        log.warning("checkpoints stay in %s for the run's next agent", folder)
         (folder / SOCKET).unlink(missing_ok=True)
         return
     # Renamed first and removed only then, so that the next agent finds all of the folder or
@@ -139,10 +140,15 @@ def _raise_limits() -> None:
 
 
 async def _serve(config: AgentConfig, files: FileSystem, has_place: Callable[[], bool]) -> bool:
-    """Serve until it is time to exit; return whether RAM holds nothing that is not durable."""
+    """Serve until it is time to exit; return whether nobody needs the RAM tier after that."""
     clock = SystemClock()
     metering = Metering(clock)
-    agent = Agent(open_run(config, clock, files, metering.note_event), metering, None, has_place)
+    folder = Path(config.folder)
+    agent = Agent(
+        open_run(config, clock, files, metering.note_event),
+        metering,
+        has_place=lambda: has_place() and _can_be_joined(folder),
+    )
     service = Service(agent)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -154,10 +160,17 @@ async def _serve(config: AgentConfig, files: FileSystem, has_place: Callable[[],
         agent.serve_peers(service.own_status)
         await server.listen_in(agent.run.folder)
         await agent.act()
+        # Trainers that are still attached seal checkpoints for the agent after this one.
+        is_awaited = agent.trainers.group is not None and not _can_be_joined(folder)
     finally:
         await service.close()
         await agent.network.close()
         await asyncio.wait_for(server.close(SHUTDOWN_SECS), SHUTDOWN_SECS * 50)
         agent.run.events.write(AgentLeft(pid=os.getpid()))
         agent.close()
-    return agent.is_all_durable
+    return agent.is_all_durable and not is_awaited
+
+
+def _can_be_joined(folder: Path) -> bool:
+    """Return whether the files that a trainer opens to join the agent are there."""
+    return all((folder / name).exists() for name in (SOCKET, WORDS))

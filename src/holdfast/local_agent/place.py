@@ -8,7 +8,9 @@ A root that exists keeps its mode, since other programs may use it too (`/dev/sh
 belongs to the user, or to root with the sticky bit, so that no other user can replace a folder.
 
 The agent holds the lock for its whole life, so there is never a second one in a folder. An agent
-that exits removes its folder, so that a lock on a removed file excludes no other agent.
+that exits removes its folder, so that a lock on a removed file excludes no other agent. It also
+holds a shared lock on the folder itself: systemd-tmpfiles, which removes files by their age, skips
+a folder that is locked (tmpfiles.d(5)).
 
 What agents keep in their folders is RAM: `memory_left_bytes` returns how much may be reserved,
 `is_file_locked` whether a process uses a file, and `replace_file` writes one that is whole whenever
@@ -145,21 +147,25 @@ def is_locked(folder: Path) -> bool:
 @contextlib.contextmanager
 def locked_place(folder: Path) -> Iterator[Callable[[], bool]]:
     """Yield a function: whether this process has the lock, and its file is still the folder's."""
-    try:
-        check_private(folder)
-        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-        fd = os.open(folder / LOCK, flags, 0o600)
-    except FileNotFoundError:
-        # The process that started this agent made the folder; another agent has removed it since.
-        yield lambda: False
-        return
-    try:
-        yield functools.partial(_try_lock, fd, folder / LOCK)
-    finally:
-        os.close(fd)
+    with contextlib.ExitStack() as opened:
+        try:
+            check_private(folder)
+            flags = os.O_NOFOLLOW | os.O_CLOEXEC
+            folder_fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | flags)
+            opened.callback(os.close, folder_fd)
+            fd = os.open(LOCK, os.O_RDWR | os.O_CREAT | flags, 0o600, dir_fd=folder_fd)
+            opened.callback(os.close, fd)
+        except FileNotFoundError:
+            # The process that started this agent made the folder; another agent has removed it.
+            yield lambda: False
+            return
+        yield functools.partial(_try_lock, fd, folder_fd, folder / LOCK)
 
 
-def _try_lock(fd: int, path: Path) -> bool:
+def _try_lock(fd: int, folder_fd: int, path: Path) -> bool:
+    with contextlib.suppress(OSError):
+        # A cleaner holds the folder's lock while it looks through the folder.
+        fcntl.flock(folder_fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
     try:
         # Succeeds again where this process already holds the lock.
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

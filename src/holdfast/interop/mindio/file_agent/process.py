@@ -69,7 +69,7 @@ async def _serve(folder: Path, has_place: Callable[[], bool]) -> bool:
     service.connection_count = lambda: server.connection_count
     await server.listen_in(folder)
     idle_since = clock.monotonic()
-    while not stopped.is_set() and has_place():
+    while not stopped.is_set() and has_place() and (folder / SOCKET).exists():
         if server.connection_count or not service.is_idle:
             idle_since = clock.monotonic()
         # A failed write keeps no agent for longer than its trainers: the next one repeats it.
