@@ -10,7 +10,7 @@ from holdfast import monitoring
 from holdfast.cli import output
 from holdfast.cli.output import Column
 from holdfast.host.wire import protocol
-from holdfast.host.wire.agents_here import ask, living
+from holdfast.host.wire.agents_here import ask, living, no_agent_text
 from holdfast.local_agent.client import AgentGoneError
 from holdfast.observe.metrics.metric_families import AgentMetrics, flat
 from holdfast.trainer.opening.run_access import read_only
@@ -60,9 +60,7 @@ def stats(directory: str | None, file_name: str | None, as_json: bool) -> None:
         )
         return
     if not answers:
-        output.print_line(
-            "no agents on this host" if directory is None else f"no agent of {directory}"
-        )
+        output.print_line(no_agent_text(directory))
     for number, (agent, answer) in enumerate(answers):
         if number:
             output.print_line("")

@@ -17,7 +17,13 @@ from holdfast.engine.reading.run import ReadableRun
 from holdfast.errors import HoldfastError
 from holdfast.host.wire import protocol
 from holdfast.host.wire.agent_directory import ram_folder
-from holdfast.host.wire.agents_here import agent_folders_here, leaving, living, run_of
+from holdfast.host.wire.agents_here import (
+    agent_folders_here,
+    leaving,
+    living,
+    no_agent_text,
+    run_of,
+)
 from holdfast.local_agent.place import is_locked
 from holdfast.observe.events.reader import read_events
 from holdfast.observe.events.schema import CommandEnded
@@ -84,9 +90,7 @@ def status(directory: str | None, as_json: bool) -> None:
         )
         return
     if not agents and not left and not silent and not files:
-        output.print_line(
-            "no agents on this host" if directory is None else f"no agent of {directory}"
-        )
+        output.print_line(no_agent_text(directory))
     for of_run in (of_run for of_run in jobs if len(of_run.job.hosts) > 1):
         print_job(of_run)
         output.print_line("")

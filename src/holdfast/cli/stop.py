@@ -21,6 +21,7 @@ from holdfast.errors import (
 from holdfast.format.names import NO_AGE, Age, AttemptId, CheckpointId
 from holdfast.format.timeline import last_steps
 from holdfast.host.wire import protocol
+from holdfast.host.wire.agent_directory import user_name
 from holdfast.host.wire.agents_here import ask, leaving, living
 from holdfast.host.wire.group_record import process_start
 from holdfast.local_agent.client import AgentGoneError, AgentSilentError, answers
@@ -173,4 +174,4 @@ def _report(
     for agent in stopped:
         output.print_line(f"{agent.run}: its agent (process {agent.pid}) has ended")
     if not stopped and not problems:
-        output.print_line("no agent to stop")
+        output.print_line(f"no agent to stop that user {user_name()} has started")

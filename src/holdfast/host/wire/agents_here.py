@@ -15,6 +15,7 @@ import msgspec
 from holdfast.engine.reading.run import ReadableRun
 from holdfast.errors import AgentUnavailableError, HoldfastError
 from holdfast.host.wire import protocol
+from holdfast.host.wire.agent_directory import user_name
 from holdfast.host.wire.client import AgentClient
 from holdfast.host.wire.launch import find_live_agent
 from holdfast.local_agent.client import AgentGoneError, AgentSilentError
@@ -61,6 +62,12 @@ def living(problems: list[str] | None = None) -> list[protocol.AgentStatus]:
             if problems is not None:
                 problems.append(str(error))
     return sorted(statuses, key=lambda status: (status.run, status.host))
+
+
+def no_agent_text(directory: str | None) -> str:
+    """Return the words for a listing without agents, of one run or of all."""
+    what = "agents" if directory is None else f"agent of {directory}"
+    return f"no {what} on this host that user {user_name()} has started"
 
 
 def agent_folder(run: ReadableRun, purpose: str) -> Path:
