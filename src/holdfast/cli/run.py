@@ -165,6 +165,9 @@ def run(
     for problem in problems:
         output.print_error(problem)
     if ended.cause is EndCause.PREEMPTED and preempted_code is not None:
+        output.note(
+            f"holdfast run: preempted: exit code {preempted_code} (the command's: {ended.code})"
+        )
         return preempted_code
     return ended.code or (1 if problems else 0)
 

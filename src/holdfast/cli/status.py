@@ -121,7 +121,8 @@ def _end_text(end: CommandEnd) -> str:
     cause = END_WORDS.get(end.cause, end.cause)
     decision = decision_text(end.restart_in_secs, end.stopped_because)
     when = output.time_text(end.time)
-    return f"last end: {when} on host {end.host}: {cause} ({end.reason}); {decision}"
+    place = f"attempt {end.attempt}, on host {end.host}"
+    return f"last interruption: {when}, {place}: {cause} ({end.reason}); {decision}"
 
 
 def _put_back(run: ReadableRun, agents: Sequence[protocol.AgentStatus]) -> Iterator[str]:

@@ -38,7 +38,7 @@ END_WORDS = {
     "nan": "not a number",
     "disk": "storage",
     "hang": "hang",
-    "error": "exception",
+    "error": "error",
 }
 """The causes of the event `command_ended`."""
 TIER_WORDS = {"ram": "RAM", "peer": "other hosts' RAM", "durable": "durable", "remote": "remote"}
