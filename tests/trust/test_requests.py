@@ -77,7 +77,7 @@ class HostOfBucket(InProcessHost):
         if remote is not None:
             self.remote = BucketStore(remote, PREFIX, StepClock(), tier=REMOTE)
             self.remote_request = protocol.RemoteRequest(
-                place=REMOTE,
+                place=self.remote.home.location_text,
                 save=save_evaluation.encode(FixedIntervalPolicy(1)).decode(),
                 preserve=preservation_evaluation.encode(self.preserve).decode(),
             )
@@ -94,7 +94,10 @@ class HostOfBucket(InProcessHost):
             uploads = SegmentUploads(run.durable.home, self.remote, config.host, self.clock)
             checkpoints = RemoteCheckpoints(run.durable, self.remote)
             run.remote = RemoteTarget(
-                place=REMOTE, store=self.remote, checkpoints=checkpoints, uploads=uploads
+                place=self.remote.home.location_text,
+                store=self.remote,
+                checkpoints=checkpoints,
+                uploads=uploads,
             )
         return run
 

@@ -92,7 +92,7 @@ class Leader:
         self.quiet: tuple[str, ...] = ()
         """The hosts of the attempt that have sent nothing for `quiet_secs`."""
         self._seq = 0
-        self._check_at_secs = 0.0
+        self._checked_at_secs = float("-inf")
         self._retry_at_secs = float("inf")
         """When to send orders again that are not acknowledged."""
         # The hosts whose orders may have changed since they were sent.
@@ -263,10 +263,8 @@ class Leader:
         """Do all work that is due, and send each host its orders if they have changed."""
         if self._begun_at_secs is None:
             self._begun_at_secs = turn.now_secs
-        if turn.now_secs >= self._check_at_secs:
-            # A host that leads itself alone is not silent.
-            heartbeats = 0.5 if len(self.views) > 1 else 2.0
-            self._check_at_secs = turn.now_secs + heartbeats * self._settings.heartbeat_secs
+        if turn.now_secs >= self._check_at_secs():
+            self._checked_at_secs = turn.now_secs
             self._check_silent_hosts(turn)
         # Targets, then the assignment of writes and pulls, then the verdicts: each may change the
         # table, and the orders sent at the end contain the result of all.
@@ -294,7 +292,13 @@ class Leader:
         storage_at_secs = min(
             self._durability.next_at_secs(now_secs), self.mirror.next_at_secs(now_secs)
         )
-        return min(self._check_at_secs, self._retry_at_secs, storage_at_secs)
+        return min(self._check_at_secs(), self._retry_at_secs, storage_at_secs)
+
+    def _check_at_secs(self) -> float:
+        """Return when to look again for silent hosts, and for checkpoints that nobody completes."""
+        # A host that leads itself alone is not silent.
+        is_idle = len(self.views) == 1 and not any(entry.is_open for entry in self.table)
+        return self._checked_at_secs + self._settings.heartbeat_secs * (2.0 if is_idle else 0.5)
 
     def _ranks_by_host(self) -> dict[str, set[int]]:
         """Return the ranks that ever lived on each of the hosts that live now."""

@@ -142,8 +142,7 @@ class CheckpointManager:
         )
         self.last_restore = None
         self._error: BaseException | None = None
-        self._has_metrics = False
-        """Whether metrics were passed that could be saved."""
+        self._has_metrics = False  # whether metrics were passed that could be saved
         self._link = supervisor_link()
         self._framework = find_framework(framework)
         self._processes = self._framework.processes()
@@ -341,11 +340,12 @@ class CheckpointManager:
         control = place.control.cells
         if type(step) is not int or not steps.last < step <= steps.step_max:
             step = self._check_step(step, force)
+        steps.last = control[place.step_cell] = step
         if metrics is not None and not self._has_metrics:
             # Later ones are checked where they are saved: that may wait for a device.
+            steps.refused_at = step
             arguments.check_metrics(metrics)
-            self._has_metrics = True
-        steps.last = control[place.step_cell] = step
+            steps.refused_at, self._has_metrics = None, True
         control[place.step_time_cell] = int(self._clock.monotonic() * 1e9)
         if self._meter is not None:
             self._measure(self._meter)
