@@ -19,6 +19,8 @@ _OF_PYTHON = {
     threading.Event.wait.__code__,
     threading.Event.set.__code__,
 }
+_RELEASES = {logging._releaseLock.__code__, logging.Handler.release.__code__}  # type: ignore[attr-defined]
+"""Functions of logging that do nothing but release its locks, which would otherwise stay held."""
 POOLS = concurrent.futures.thread.__file__
 """Python's own events and semaphores do not survive an exception; its pools use them."""
 
@@ -66,7 +68,7 @@ class Interruption:
                 return
         elif event != "call":
             return
-        if _is_of_python(frame):
+        if _is_of_python(frame) or frame.f_code in _RELEASES:
             return
         self._left -= 1
         if self._left == 0:

@@ -10,6 +10,7 @@ import logging
 import random
 import time
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -228,6 +229,9 @@ def test_an_error_that_a_handler_of_logging_swallows_is_no_defect_of_the_call(
     for position in itertools.count(1):
         interruption = Interruption(position, MemoryError())
         interruption.run(lambda: log.warning("one of %d", 1))
+        # A lock that stays held would stop all other threads that log.
+        with ThreadPoolExecutor(1) as other:
+            other.submit(logging.Logger("new").isEnabledFor, logging.DEBUG).result(10.0)
         if not interruption.has_raised:
             break
     assert position > 20
