@@ -100,8 +100,9 @@ def test_ram_of_a_training_that_was_put_back_is_never_mixed_with_another(
         earlier = versions(place)
         later = Said(first.start(__file__, place))
         later.await_line("trained")
-        first.kill_agents()
+        # A living trainer would start another agent, which frees the RAM of a run that is gone.
         later.kill()
+        first.kill_agents()
         put_back(place, earlier)
         on_host(monkeypatch, other)
         assert train(place, OTHER, 2, takeover=True) == (3, EARLIER)

@@ -28,7 +28,9 @@ LAUNCHER = (
 class LaterClock(StepClock):
     """A clock that starts at the present time."""
 
-    began = datetime.now(UTC)
+    def __init__(self, secs: float) -> None:
+        super().__init__(secs)
+        self.began = datetime.now(UTC)
 
     def now(self) -> datetime:
         return self.began + timedelta(seconds=self.secs)
