@@ -21,6 +21,8 @@ _OF_PYTHON = {
 }
 _RELEASES = {logging._releaseLock.__code__, logging.Handler.release.__code__}  # type: ignore[attr-defined]
 """Functions of logging that do nothing but release its locks, which would otherwise stay held."""
+_SWALLOWING = {logging.StreamHandler.emit.__code__, logging.LogRecord.__init__.__code__}
+"""The second asks `multiprocessing`, where that was imported, for the process's name."""
 POOLS = concurrent.futures.thread.__file__
 """Python's own events and semaphores do not survive an exception; its pools use them."""
 
@@ -36,7 +38,7 @@ class Interruption:
         """Whether Python has swallowed it: it came in a finalizer or a callback."""
         self.place = ""
         self._may_be_lost = False
-        """Whether it came in a handler of logging, most of which swallow an `Exception`."""
+        """Whether it came in logging's own code that swallows an `Exception`."""
 
     def run(self, call: Callable[[], Any]) -> None:
         """Make the call; the error has to reach this caller as it was raised."""
@@ -93,7 +95,7 @@ def _is_of_python(frame: FrameType | None) -> bool:
 
 
 def _is_in_a_handler(frame: FrameType | None) -> bool:
-    while frame is not None and frame.f_code is not logging.StreamHandler.emit.__code__:
+    while frame is not None and frame.f_code not in _SWALLOWING:
         frame = frame.f_back
     return frame is not None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import importlib
 import io
 import itertools
 import logging
@@ -223,6 +224,7 @@ def test_after_an_open_that_is_interrupted_the_process_can_open_the_run(
 def test_an_error_that_a_handler_of_logging_swallows_is_no_defect_of_the_call(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    importlib.import_module("multiprocessing")
     monkeypatch.setattr(logging, "raiseExceptions", False)
     log = logging.Logger("own")
     log.addHandler(logging.StreamHandler(io.StringIO()))
