@@ -92,7 +92,7 @@ class Leader:
         self.quiet: tuple[str, ...] = ()
         """The hosts of the attempt that have sent nothing for `quiet_secs`."""
         self._seq = 0
-        self._checked_at_secs = float("-inf")
+        self._checked_at_secs: float | None = None
         self._retry_at_secs = float("inf")
         """When to send orders again that are not acknowledged."""
         # The hosts whose orders may have changed since they were sent.
@@ -296,6 +296,8 @@ class Leader:
 
     def _check_at_secs(self) -> float:
         """Return when to look again for silent hosts, and for checkpoints that nobody completes."""
+        if self._checked_at_secs is None:
+            return 0.0
         # A host that leads itself alone is not silent.
         is_idle = len(self.views) == 1 and not any(entry.is_open for entry in self.table)
         return self._checked_at_secs + self._settings.heartbeat_secs * (2.0 if is_idle else 0.5)
