@@ -17,9 +17,10 @@ from holdfast.errors import InvalidArgumentError
 from holdfast.host.wire.config import AgentConfig
 from holdfast.host.wire.launch import ensure_agent
 from holdfast.local_agent.place import host_name
+from holdfast.supervise.agents import AgentOfRun, Agents
 from holdfast.supervise.command import ColdStarts, CommandNotRunError, Signals, Starts
 from holdfast.supervise.compile_caches import cache_variables, compile_folder, program_folder
-from holdfast.supervise.drain import AgentOfRun, Agents
+from holdfast.supervise.drain import drain
 from holdfast.supervise.ends import EndCause
 from holdfast.supervise.hang_watch import HangWatch
 from holdfast.supervise.python_program import parse_command
@@ -161,7 +162,14 @@ def run(
             output.print_error(str(error))
             return error.code
         signals.received.clear()
-        problems = agents.drain(drain_secs, ended.started, lambda: signals.is_ending)
+        problems = drain(
+            agents.served(),
+            drain_secs,
+            ended.started,
+            lambda: signals.is_ending,
+            clock=clock,
+            note=output.note,
+        )
     for problem in problems:
         output.print_error(problem)
     if ended.cause is EndCause.PREEMPTED and preempted_code is not None:

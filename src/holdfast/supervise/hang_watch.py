@@ -15,8 +15,8 @@ import psutil
 from holdfast.clock import Clock
 from holdfast.host.wire.protocol import AgentStatus
 from holdfast.observe.run_status import BUSY_WORDS
+from holdfast.supervise.agents import Agents
 from holdfast.supervise.command import Child
-from holdfast.supervise.drain import Agents
 from holdfast.supervise.hangs import Hang, HangDetector, ranks_behind
 from holdfast.supervise.stacks import gather_stacks, shown_lines
 

@@ -15,9 +15,9 @@ from holdfast.environment import RESTART_VARIABLE, SUPERVISED_VARIABLE
 from holdfast.host.wire.protocol import AgentStatus
 from holdfast.local_agent.place import host_name
 from holdfast.observe.events.schema import CommandEnded
+from holdfast.supervise.agents import Agents
 from holdfast.supervise.attempt_watch import AttemptWatch, CheckpointProgress
 from holdfast.supervise.command import Child, Signals, Starts, kill_left
-from holdfast.supervise.drain import Agents
 from holdfast.supervise.ends import End, EndCause, Evidence, classify
 from holdfast.supervise.hang_watch import HangReport, HangWatch, end_hanging
 from holdfast.supervise.restarted_workers import RestartedWorkers
