@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 import psutil
@@ -30,6 +31,7 @@ ROOT = Path(__file__).parents[1]
 WAIT_SECS = 60.0
 AGENTS = {"holdfast.host", "holdfast.interop.mindio.file_agent"}
 """The modules of the processes that trainers start on their host."""
+AnyProcess = TypeVar("AnyProcess", bound=subprocess.Popen)
 
 
 @dataclass
@@ -134,6 +136,16 @@ def host(name: str = "host-a") -> Iterator[Host]:
         yield made
     finally:
         made.end()
+
+
+@contextlib.contextmanager
+def ending(process: AnyProcess) -> Iterator[AnyProcess]:
+    """Yield a process that no `Host` ends; on leaving, kill it and close its pipes."""
+    with process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 def expire_leases(*places: Path) -> None:

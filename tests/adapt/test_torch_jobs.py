@@ -83,18 +83,11 @@ def torchrun(hosts: list[Host], *arguments: object) -> list[subprocess.Popen[str
     """Start torchrun on each host, with one process."""
     address, _, port = free_address().partition(":")
     return [
-        subprocess.Popen(
-            [
-                *(sys.executable, "-m", "torch.distributed.run", f"--nnodes={len(hosts)}"),
-                *(f"--node-rank={rank}", f"--master-addr={address}", f"--master-port={port}"),
-                *("--nproc-per-node=1", "-m", "tests.adapt.torch_restarted_job"),
-                *map(str, arguments),
-            ],
-            env=one.environment,
-            cwd=Path(__file__).parents[2],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
+        one.start(
+            *("-m", "torch.distributed.run", f"--nnodes={len(hosts)}"),
+            *(f"--node-rank={rank}", f"--master-addr={address}", f"--master-port={port}"),
+            *("--nproc-per-node=1", "-m", "tests.adapt.torch_restarted_job"),
+            *arguments,
         )
         for rank, one in enumerate(hosts)
     ]

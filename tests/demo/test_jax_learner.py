@@ -40,7 +40,8 @@ def _start() -> subprocess.Popen[str]:
 @pytest.mark.soak
 def test_two_processes_train_to_the_same_bits() -> None:
     # Side by side, so that they take each other's cores.
-    outputs = [process.communicate(timeout=120)[0] for process in [_start(), _start()]]
+    with _start() as first, _start() as second:
+        outputs = [process.communicate(timeout=120)[0] for process in (first, second)]
     assert len(outputs[0].split()) == 4
     assert outputs[0] == outputs[1]
 

@@ -119,6 +119,15 @@ class Source:
         yield from _functions_in(self.tree, "")
 
 
+def _places(source: Source) -> dict[ast.AST, str]:
+    """The innermost function around each node that is in one."""
+    return {
+        descendant: name
+        for name, function in source.functions()
+        for descendant in ast.walk(function)
+    }
+
+
 def _functions_in(node: ast.AST, prefix: str) -> Iterator[tuple[str, Function]]:
     for child in ast.iter_child_nodes(node):
         if isinstance(child, Function):
@@ -180,11 +189,7 @@ def names_say_something(source: Source) -> Iterator[str]:
 
 def broad_excepts(source: Source) -> Iterator[tuple[str, int]]:
     """Each handler of everything: its key in `BROAD_EXCEPTS`, and its line."""
-    places = {
-        descendant: name
-        for name, function in source.functions()
-        for descendant in ast.walk(function)
-    }
+    places = _places(source)
     for node in ast.walk(source.tree):
         if isinstance(node, ast.ExceptHandler):
             caught = [node.type]
@@ -261,6 +266,47 @@ def a_runs_paths_are_joined_in_one_place(source: Source) -> Iterator[str]:
         yield from _lines_with(RUN_PATH, f"what only {LOCATION} joins", source)
 
 
+PROCESS_HOLDERS = {
+    "tests/engines/nodes.py:Node.boot": "its `kill` ends it",
+    "tests/hosts.py:Host.start": "its `end` ends it",
+    "tests/prepared.py:Stem.__init__": "it ends with the tests",
+    "tests/demo/test_jax_learner.py:_start": "its caller holds it",
+    "tests/trust/test_hostile_input.py:start_child": "its caller holds it",
+    "tests/trust/who_may_users.py:Users.popen": "its callers hold it",
+}
+"""Functions whose processes have an end elsewhere, each with where that is."""
+HOLDING = ("ending", "enter_context")
+
+
+def processes_are_held(source: Source) -> Iterator[str]:
+    """A pipe that no test closes is collected in a later test, which fails instead of it."""
+    if not source.path.startswith("tests/"):
+        return
+    held: set[ast.AST] = set()
+    places = _places(source)
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.withitem):
+            held.add(node.context_expr)
+        elif isinstance(node, ast.Call) and _dotted(node.func).split(".")[-1] in HOLDING:
+            held.update(node.args)
+    for node in ast.walk(source.tree):
+        key = f"{source.path}:{places.get(node, '<module>')}"
+        if _has_pipes(node) and node not in held and key not in PROCESS_HOLDERS:
+            yield f"{source.path}:{node.lineno} starts a process outside `with` (key: {key!r})"
+
+
+def _has_pipes(node: ast.AST) -> bool:
+    """Whether it starts a process whose pipes somebody has to close."""
+    if not isinstance(node, ast.Call):
+        return False
+    if _dotted(node.func) == "prepared.start":
+        return True
+    values = [keyword.value for keyword in node.keywords if keyword.arg != "stdin"]
+    piped = any(_dotted(value) == "subprocess.PIPE" for value in values)
+    given = any(keyword.arg is None for keyword in node.keywords)
+    return _dotted(node.func) == "subprocess.Popen" and (piped or given)
+
+
 RULES: list[Callable[[Source], Iterator[str]]] = [
     files_are_short,
     functions_are_short,
@@ -273,6 +319,7 @@ RULES: list[Callable[[Source], Iterator[str]]] = [
     json_is_decoded_in_one_place,
     the_agent_asks_the_node,
     a_runs_paths_are_joined_in_one_place,
+    processes_are_held,
 ]
 
 
@@ -425,6 +472,17 @@ BREACHES = {
         "src/a.py",
         "log = run / EVENTS / 'a.log'",
     ),
+    "a process without an end": (
+        processes_are_held,
+        "tests/a.py",
+        "def f():\n def g():\n  a = subprocess.Popen(b, stdout=subprocess.PIPE)",
+    ),
+    "a process whose pipes are hidden": (
+        processes_are_held,
+        "tests/a.py",
+        "a = subprocess.Popen(b, **pipes)",
+    ),
+    "a forked process": (processes_are_held, "tests/a.py", "prepared.start(a, b, c).wait()"),
     "registry host": (no_package_registry, "README.md", f"https://{'pypi'}.org/simple"),
 }
 
@@ -447,6 +505,13 @@ FINE = {
         "x = self._node.handle(item, 0.0, published), self._node.view(0.0)",
     ),
     "the node's parts in a test": (the_agent_asks_the_node, "tests/a.py", "agent.node.roles"),
+    "processes with an end": (
+        processes_are_held,
+        "tests/a.py",
+        "with ending(prepared.start(a, b, c)), subprocess.Popen(d, stdout=subprocess.PIPE):\n"
+        "    ends.enter_context(subprocess.Popen(e, stderr=subprocess.PIPE))\n"
+        "    subprocess.Popen(f, stdin=subprocess.DEVNULL)",
+    ),
     "relative path": (no_path_of_a_machine, "docs/a.md", f"runs/{'work'}/a and ../{'work'}/a"),
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import os
 import pickle
@@ -19,6 +20,7 @@ from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata
 import holdfast  # noqa: E402
 from holdfast.interop.dcp import HoldfastReader, HoldfastWriter  # noqa: E402
 from tests import prepared  # noqa: E402
+from tests.hosts import ending  # noqa: E402
 from tests.interop.dcp_reasons import shown  # noqa: E402
 
 # DCP warns of every call without a process group.
@@ -261,8 +263,9 @@ dcp.save(state, storage_writer=writer, planner=Killed(), no_dist=True)
 def test_a_process_killed_in_a_save_changes_no_id(name: str, tmp_path: Path) -> None:
     state = {"first": torch.zeros(100_000), "second": torch.zeros(100_000)}
     dcp.save(state, storage_writer=HoldfastWriter(tmp_path / "one"), no_dist=True)
-    killed = prepared.start("torch", ["-c", KILLED, str(tmp_path / name)], os.environ)
-    assert killed.wait(100) == -signal.SIGKILL
+    program = ["-c", KILLED, str(tmp_path / name)]
+    with ending(prepared.start("torch", program, os.environ)) as killed:
+        assert killed.wait(100) == -signal.SIGKILL
     assert len([*tmp_path.iterdir()]) == 2  # it was killed in the middle
     wanted = {name: torch.full((100_000,), 5.0) for name in state}
     found = _loaded(tmp_path / "one", wanted)
@@ -387,20 +390,14 @@ def _run(task: str, path: Path, count: int) -> None:
 
 def _codes(task: str, path: Path, count: int) -> list[int]:
     """Run the program on `count` ranks, which find each other by a file."""
-    ranks = [
-        prepared.start(
-            "torch",
-            [str(PROGRAM), task, str(path), str(rank), str(count)],
-            {**os.environ, "GLOO_SOCKET_IFNAME": "lo"},
-        )
-        for rank in range(count)
-    ]
-    try:
+    variables = {**os.environ, "GLOO_SOCKET_IFNAME": "lo"}
+    commands = [[str(PROGRAM), task, str(path), str(rank), str(count)] for rank in range(count)]
+    with contextlib.ExitStack() as ends:
+        ranks = [
+            ends.enter_context(ending(prepared.start("torch", command, variables)))
+            for command in commands
+        ]
         said = ["".join(process.communicate(timeout=100)) for process in ranks]
-    finally:
-        for process in ranks:
-            process.kill()
-            process.wait()
     print("\n".join(said))
     return [process.returncode for process in ranks]
 

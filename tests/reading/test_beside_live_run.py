@@ -11,7 +11,7 @@ import pytest
 
 import holdfast
 from holdfast import errors
-from tests.hosts import Host
+from tests.hosts import Host, ending
 
 TRAINER = Path(__file__).with_name("live_trainer.py")
 READINGS = 20
@@ -19,18 +19,18 @@ READINGS = 20
 
 @pytest.mark.slow
 def test_a_reader_follows_a_run_that_saves_and_deletes(one_host: Host, tmp_path: Path) -> None:
-    trainer = subprocess.Popen(
-        [sys.executable, str(TRAINER), str(tmp_path / "run")],
-        env=one_host.environment,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    one_host.trainers.append(trainer)
+    command = [sys.executable, str(TRAINER), str(tmp_path / "run")]
+    pipes = dict.fromkeys(("stdin", "stdout"), subprocess.PIPE)
+    with ending(subprocess.Popen(command, env=one_host.environment, text=True, **pipes)) as trainer:
+        follow(trainer, tmp_path / "run")
+
+
+def follow(trainer: subprocess.Popen[str], path: Path) -> None:
+    """Read a run again and again while this trainer saves and deletes in it."""
     assert trainer.stdout is not None
     assert trainer.stdout.readline() == "ready\n"
     seen: list[int] = []
-    with holdfast.open_run(tmp_path / "run") as run:
+    with holdfast.open_run(path) as run:
         while len(seen) < READINGS:
             step = run.wait_for_step(after=seen[-1] if seen else None, timeout_secs=30.0)
             # A step that was there a moment ago may be deleted: that is one clear error.

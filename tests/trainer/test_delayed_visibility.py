@@ -63,20 +63,20 @@ def check_delayed(one: Host, other: Host, folder: Path) -> None:
     look = "import os, sys, time\nfor _ in range(2):\n    print(os.path.exists(sys.argv[1]))\n"
     look += "    sys.stdout.flush()\n    sys.stdin.readline()\n"
     path = folder / "probe"
-    looking = subprocess.Popen(
+    with subprocess.Popen(
         [*other.prefix, "python3", "-c", look, str(path)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-    )
-    assert looking.stdin is not None
-    assert looking.stdout is not None
-    assert looking.stdout.readline() == "False\n"
-    subprocess.run([*one.prefix, "touch", str(path)], check=True)
-    looking.stdin.write("\n")
-    looking.stdin.flush()
-    assert looking.stdout.readline() == "False\n", "this mount hides nothing"
-    looking.communicate("\n")
+    ) as looking:
+        assert looking.stdin is not None
+        assert looking.stdout is not None
+        assert looking.stdout.readline() == "False\n"
+        subprocess.run([*one.prefix, "touch", str(path)], check=True)
+        looking.stdin.write("\n")
+        looking.stdin.flush()
+        assert looking.stdout.readline() == "False\n", "this mount hides nothing"
+        looking.communicate("\n")
 
 
 @pytest.mark.soak

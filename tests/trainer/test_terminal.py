@@ -16,7 +16,7 @@ from holdfast.trainer.opening.agent_session import AgentPlace
 from holdfast.trainer.process.terminal import opening_text, staying_text
 from tests import prepared
 from tests.attempts import attempt_id
-from tests.hosts import Host
+from tests.hosts import Host, ending
 from tests.trust.in_process import InProcessHost
 
 LOGGED = """
@@ -57,7 +57,8 @@ def printed(script: str, *arguments: object, **variables: str) -> list[str]:
     """Return the lines that a script writes to standard error."""
     known = {name: value for name, value in os.environ.items() if name != "HOLDFAST_LOG"}
     command = ["-c", textwrap.dedent(script), *map(str, arguments)]
-    _, errors = prepared.start("numpy", command, known | variables).communicate(timeout=60)
+    with ending(prepared.start("numpy", command, known | variables)) as process:
+        _, errors = process.communicate(timeout=60)
     return errors.splitlines()
 
 

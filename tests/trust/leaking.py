@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 
-from tests.hosts import WAIT_SECS, Host, wait_until
+from tests.hosts import WAIT_SECS, Host, ending, wait_until
 from tests.manifests import folders
 
 TRAINER = Path(__file__).with_name("leaking_trainer.py")
@@ -63,17 +63,10 @@ def standing_trainer(
     host: Host, run: Path, **options: object
 ) -> Iterator[tuple[subprocess.Popen[str], Iterator[dict]]]:
     """Yield a `leaking_trainer` and its lines; it waits after each until the next is requested."""
-    process = subprocess.Popen(
-        [sys.executable, str(TRAINER), str(run), json.dumps(options)],
-        env=host.environment,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    host.trainers.append(process)
+    command = [sys.executable, str(TRAINER), str(run), json.dumps(options)]
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
 
-    def lines() -> Iterator[dict]:
+    def lines(process: subprocess.Popen[str]) -> Iterator[dict]:
         for line in process.stdout:
             yield json.loads(line)
             process.stdin.write("\n")
@@ -81,11 +74,8 @@ def standing_trainer(
         code = process.wait(WAIT_SECS)
         assert code == 0, process.stderr.read()
 
-    try:
-        yield process, lines()
-    finally:
-        process.kill()
-        process.wait(WAIT_SECS)
+    with ending(subprocess.Popen(command, env=host.environment, text=True, **pipes)) as process:
+        yield process, lines(process)
 
 
 def _held(pid: int) -> Held:

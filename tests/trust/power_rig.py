@@ -29,7 +29,7 @@ from holdfast.host.wire.config import AgentConfig
 from holdfast.local_agent.client import answers
 from holdfast.local_agent.place import make_private
 from holdfast.store.disk import DiskStore
-from tests.hosts import Host, host, wait_until
+from tests.hosts import Host, ending, host, wait_until
 
 HERE = Path(__file__).parent
 TRAINER = HERE / "power_trainer.py"
@@ -167,16 +167,11 @@ def powered(folder: Path, options: str) -> Iterator[PowerDisk]:
 def _disk_process(*arguments: Path) -> Iterator[subprocess.Popen[bytes]]:
     pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
     command = [sys.executable, HERE / "power_disk.py", *arguments]
-    process = subprocess.Popen([str(word) for word in command], **pipes)
-    try:
-        yield process
-    finally:
+    with ending(subprocess.Popen([str(word) for word in command], **pipes)) as process:
         try:
+            yield process
+        finally:
             process.communicate(timeout=WAIT_SECS)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.communicate()
-            raise
 
 
 @contextlib.contextmanager

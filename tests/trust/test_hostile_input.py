@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.hosts import ending
 from tests.trust.figures import tell
 from tests.trust.hostile_child import SHARES
 
@@ -40,18 +42,17 @@ def start_child(seed: int, count: int) -> subprocess.Popen[str]:
 )
 def test_hostile_input_is_refused_with_holdfasts_own_errors_or_taken(count: int, secs: int) -> None:
     processes = PROCESSES if count == WANTED else 1
-    children = [start_child(SEED + n, count // processes) for n in range(processes)]
     seen: dict[str, Counter[str]] = {name: Counter() for name in SHARES}
-    try:
+    with contextlib.ExitStack() as ends:
+        children = [
+            ends.enter_context(ending(start_child(SEED + n, count // processes)))
+            for n in range(processes)
+        ]
         for child in children:
             out, err = child.communicate(timeout=secs)
             assert child.returncode == 0, f"python -m tests.trust.hostile_child …; {err[-5000:]}"
             for name, found in json.loads(out).items():
                 seen[name] += Counter(found)
-    finally:
-        for child in children:
-            child.kill()
-            child.communicate()
     total = sum(found.total() for found in seen.values())
     assert total >= count
     for name, found in seen.items():

@@ -22,7 +22,7 @@ import pytest
 
 from holdfast.host.wire.group_record import GroupRecord, read_record, write_record
 from tests.attempts import attempt_id
-from tests.hosts import Host, events, host, is_running, wait_until
+from tests.hosts import Host, ending, events, host, is_running, wait_until
 from tests.store.places import mounted
 from tests.trust.cgroups import memory_cgroup
 from tests.trust.failing_rig import (
@@ -232,18 +232,13 @@ def test_slots_are_never_reserved_past_the_memory_limit(one_host: Host) -> None:
     size = 4 * MIB
     with memory_cgroup() as group:
         command = [sys.executable, "-c", RESERVING, str(one_host.folder), str(size)]
-        process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-        try:
+        pipes = dict.fromkeys(("stdin", "stdout"), subprocess.PIPE)
+        with ending(subprocess.Popen(command, text=True, **pipes)) as process:
             assert process.stdout is not None
             assert process.stdout.readline() == "ready\n"
             group.add(process.pid)
             group.set_limit(group.usage_bytes() + 40 * MIB)
             out, _ = process.communicate("go\n", timeout=60)
-        finally:
-            process.kill()
-            process.communicate()
         assert process.returncode == 0, f"it was killed: {process.returncode}"
         assert "the memory limit of this process's cgroup leaves" in out
         # A tenth is left, and no more than that and a slot.
