@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cli.command_line import answer, holdfast
 from tests.hosts import Host, is_running, wait_until
 from tests.supervise.standby_job import OWN, PROGRAM, Job
 
@@ -43,7 +44,10 @@ def test_exit_codes_and_signals_are_those_of_a_fork(one_host: Host, tmp_path: Pa
     assert job.await_end() == 128 + signal.SIGUSR1
 
 
-def test_nothing_is_left_when_the_supervisor_is_killed(one_host: Host, tmp_path: Path) -> None:
+def test_what_a_killed_supervisor_leaves_goes_with_the_next_one(
+    one_host: Host, tmp_path: Path
+) -> None:
+    one_host.variables["TMPDIR"] = str(tmp_path)
     job = Job(one_host, tmp_path, "--", PYTHON, PROGRAM, tmp_path)
     pid = job.seen()["pid"]
     job.await_ready()
@@ -52,6 +56,17 @@ def test_nothing_is_left_when_the_supervisor_is_killed(one_host: Host, tmp_path:
     job.process.kill()
     wait_until(lambda: not is_running(standby))
     job.end(0)
+    # Of its standby process, and of the attempt.
+    left = sorted(map(str, tmp_path.glob("holdfast-*")))
+    assert len(left) == 2
+    shown = answer(one_host, "clean", "--dry-run")["found"]
+    assert [row["folder"] for row in shown] == left
+    assert {row["reason"] for row in shown} == {"left by a killed `holdfast run`"}
+    # Those of one that lives stay.
+    code = f"import os; print(os.listdir({str(tmp_path)!r}))"
+    done = holdfast(one_host, "run", "--", PYTHON, "-c", code)
+    assert done.stdout.count("holdfast-supervisor-") == 1
+    assert not [*tmp_path.glob("holdfast-*")]
 
 
 def test_a_changed_module_is_imported_anew(one_host: Host, tmp_path: Path) -> None:

@@ -9,10 +9,7 @@ Invariants:
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import os
 import re
-import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,8 +31,9 @@ from holdfast.host.wire import protocol
 from holdfast.host.wire.agent_directory import GROUP, ram_folder
 from holdfast.host.wire.agents_here import folders_here, living, run_of
 from holdfast.host.wire.group_record import read_record
-from holdfast.local_agent.place import LOCK, is_locked
+from holdfast.local_agent.place import is_locked, remove_place
 from holdfast.store.location import RunLocation
+from holdfast.supervise.own_folder import abandoned_folders
 from holdfast.trainer.opening.run_access import read_only
 
 STOP_SECS = 60.0
@@ -76,8 +74,8 @@ def clean(is_all: bool, yes: bool, dry_run: bool, as_json: bool) -> int:
     """Remove the memory and the agents of runs that do not train on this host.
 
     These are agents without trainers, which make durable what they hold and end, and what killed
-    agents have left; file agents too, if no process uses them. What a trainer or its agent uses is
-    never touched.
+    agents and killed `holdfast run` have left; file agents too, if no process uses them. What a
+    trainer or its agent uses is never touched.
     """
     leftovers = [*unowned_memory()]
     chosen = [leftover for leftover in leftovers if is_all or not leftover.kept_for]
@@ -119,6 +117,9 @@ def unowned_memory() -> Iterator[Unowned]:
     yield from _idle_agents()
     yield from _left_behind()
     yield from _unused_files()
+    for folder in abandoned_folders():
+        text = "left by a killed `holdfast run`"
+        yield Unowned(folder=folder, size_bytes=_size_bytes(folder), text=text)
 
 
 def _unused_files() -> Iterator[Unowned]:
@@ -212,13 +213,7 @@ def _remove(one: Unowned) -> None:
         clock = SystemClock()
         stop_agent(one.agent, clock.monotonic() + STOP_SECS, clock)
         return
-    fd = os.open(one.folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    try:
-        # Fails if an agent has started in it meanwhile.
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        shutil.rmtree(one.folder, ignore_errors=True)
-    finally:
-        os.close(fd)
+    remove_place(one.folder)
 
 
 def _size_bytes(folder: Path) -> int:

@@ -24,6 +24,7 @@ import fcntl
 import functools
 import os
 import re
+import shutil
 import socket
 import stat
 import struct
@@ -160,6 +161,20 @@ def locked_place(folder: Path) -> Iterator[Callable[[], bool]]:
             yield lambda: False
             return
         yield functools.partial(_try_lock, fd, folder_fd, folder / LOCK)
+
+
+def remove_place(folder: Path) -> None:
+    """Remove a folder in which no process is, under its lock, so that none starts in it.
+
+    Raises:
+        OSError: a process is in it.
+    """
+    fd = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        shutil.rmtree(folder, ignore_errors=True)
+    finally:
+        os.close(fd)
 
 
 def _try_lock(fd: int, folder_fd: int, path: Path) -> bool:

@@ -18,7 +18,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-import shutil
 import signal
 import socket
 import tempfile
@@ -32,6 +31,7 @@ from holdfast.environment import STANDBY_VARIABLE
 from holdfast.format.json_codec import decode
 from holdfast.quantities import size_text
 from holdfast.supervise.command import Child, CommandNotRunError, spawn
+from holdfast.supervise.own_folder import own_folder
 from holdfast.supervise.python_program import PythonProgram
 from holdfast.trainer.process.imports import ImportRecord, record_path
 
@@ -224,7 +224,8 @@ class Standby:
         self._kept = cache / "imports.json"
         self._clock = clock
         self._note = note
-        self._folder = Path(tempfile.mkdtemp(prefix="holdfast-standby-"))
+        self._held = contextlib.ExitStack()
+        self._folder = self._held.enter_context(own_folder())
         self._attempts: list[int] = []
         self._environment: dict[str, str] = {}
         self._record = _read_record(self._kept)
@@ -250,7 +251,7 @@ class Standby:
     def __exit__(self, *error: object) -> None:
         self._end_process()
         self._end_next()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._held.close()
 
     def start(self, environment: Mapping[str, str]) -> Child:
         paths = filter(None, (str(STARTUP), environment.get("PYTHONPATH")))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
@@ -20,6 +19,7 @@ from holdfast.supervise.attempt_watch import AttemptWatch, CheckpointProgress
 from holdfast.supervise.command import Child, Signals, Starts, kill_left
 from holdfast.supervise.ends import End, EndCause, Evidence, classify
 from holdfast.supervise.hang_watch import HangReport, HangWatch, end_hanging
+from holdfast.supervise.own_folder import own_folder
 from holdfast.supervise.restarted_workers import RestartedWorkers
 from holdfast.supervise.restarts import Budgets, Decision, Restarts
 from holdfast.trainer.process.end_report import reported_openings
@@ -95,15 +95,15 @@ class Supervisor:
 
     def _run_once(self, restart_count: int) -> tuple[Child, End]:
         since = self._clock.now()
-        with tempfile.TemporaryDirectory(prefix="holdfast-run-") as folder:
-            self._reports = folder
-            watch = AttemptWatch(Path(folder))
-            own = {RESTART_VARIABLE: str(restart_count), SUPERVISED_VARIABLE: folder}
+        with own_folder() as folder:
+            self._reports = str(folder)
+            watch = AttemptWatch(folder)
+            own = {RESTART_VARIABLE: str(restart_count), SUPERVISED_VARIABLE: str(folder)}
             environment = os.environ | own
             with self._signals.passed_on(lambda: self._starts.start(environment)) as child:
-                code, hang = self._wait(child, Path(folder))
-            self._look(Path(folder))
-            self._opened = {report.pid for report in reported_openings(Path(folder))}
+                code, hang = self._wait(child, folder)
+            self._look(folder)
+            self._opened = {report.pid for report in reported_openings(folder)}
             evidence = watch.evidence(code, self._signals.received, child.pid)
         if hang is not None:
             evidence = dataclasses.replace(
