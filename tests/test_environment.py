@@ -10,6 +10,7 @@ import pytest
 import holdfast
 from holdfast import environment
 from holdfast.environment import VARIABLES, unknown_variables
+from tests.cli.command_line import holdfast as run_command
 from tests.hosts import host
 
 SOURCE = Path(holdfast.__file__).parent
@@ -60,3 +61,10 @@ def test_the_first_opening_warns_once(
     (line,) = [r.getMessage() for r in caplog.records if "which is not read" in r.getMessage()]
     assert "HOLDFAST_INTERFACES" in line
     assert "expected HOLDFAST_INTERFACE;" in line
+
+
+def test_each_command_warns() -> None:
+    with host() as one:
+        one.variables["HOLDFAST_HOSTS"] = "a"
+        shown = run_command(one, "run", "--", "true").stderr
+    assert "warning: the environment has HOLDFAST_HOSTS, which is not read: expected" in shown

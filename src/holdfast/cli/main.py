@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import click
 
-from holdfast import __version__
+from holdfast import __version__, environment
 from holdfast.cli.advise import advise
 from holdfast.cli.clean import clean
 from holdfast.cli.copy import copy
@@ -51,6 +51,7 @@ class _InOrder(click.Group):
 @click.version_option(__version__, prog_name="holdfast")
 def commands() -> None:
     """Checkpoint training runs continuously, off the training thread."""
+    environment.warn_unknown()
 
 
 _COMMANDS = (ls, show, verify, events, report, advise, save, copy, rm, export, import_files)
