@@ -90,6 +90,8 @@ def test_sections_have_limits_of_their_own(
     for limit, expected in ((None, auto_secs), (12.0, fixed_secs)):
         result = found_at(HangDetector(limit), lambda now: [trainer(4, busy)], 4000)
         assert (result[0] if result else None) == expected
+        if result is not None:
+            assert result[1].busy == {0: busy}
 
 
 def test_a_gap_begins_anew_after_a_section() -> None:

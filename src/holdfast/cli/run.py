@@ -203,9 +203,9 @@ def _starts(
         output.note(f"holdfast run: no standby process: {error}; restarts are cold starts")
     cache = program_folder(os.environ, command if program is None else program.identity())
     if not no_compile_cache:
-        folder = compile_folder(directory, cache, host_name())
-        if variables := cache_variables(os.environ, folder):
-            output.note(f"holdfast run: compiled programs are kept in {folder}")
+        compiled = compile_folder(directory, cache, host_name())
+        if variables := cache_variables(os.environ, compiled):
+            output.note(f"holdfast run: JAX and PyTorch keep what they compile in {compiled}")
             os.environ.update(variables)
     if program is None:
         yield ColdStarts(command)

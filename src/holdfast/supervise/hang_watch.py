@@ -119,6 +119,8 @@ class HangWatch:
         named = ", ".join(f"rank {rank} (step {steps[rank]})" for rank in behind[:8])
         reason = f"no step for {hang.secs:.0f} s, more than {hang.limit_secs:.0f} s"
         reason += f", after step {hang.step}" if hang.step is not None else ""
+        for rank, section in sorted(hang.busy.items())[:8]:
+            reason += f"; rank {rank} {BUSY_WORDS.get(section, section)}"
         reason += f"; behind: {named}" if named else ""
         header = f"{self._clock.now():%Y-%m-%d %H:%M:%S} UTC: {reason}"
         text = "\n\n".join([header, *(f"{own.title}\n{own.text}" for own in stacks)]) + "\n"

@@ -33,12 +33,14 @@ class Hang:
         secs: The longest gap of those beyond their limit.
         limit_secs: The limit that it has passed.
         steps: The last step of each rank of the host; None: none so far.
+        busy: The ranks beyond their limit that are in a section, and which: a key of `BUSY_WORDS`.
     """
 
     ranks: dict[int, int]
     secs: float
     limit_secs: float
     steps: dict[int, int | None]
+    busy: dict[int, str]
 
     @property
     def step(self) -> int | None:
@@ -97,6 +99,7 @@ class HangDetector:
             secs=max(now_secs - rank.since_secs for rank in late.values()),
             limit_secs=max(self.limit_secs(rank.busy) for rank in late.values()),
             steps={rank: state.step for (rank, _), state in ranks.items()},
+            busy={rank: state.busy for (rank, _), state in late.items() if state.busy},
         )
 
     def is_waiting(self, now_secs: float) -> bool:
