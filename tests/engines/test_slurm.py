@@ -181,6 +181,7 @@ def check(training: Training, undisturbed: Steps, *, lost_max: int) -> None:
     assert files_in_ram(training.cluster) == ""
 
 
+@pytest.mark.engines
 def test_a_finished_training_leaves_no_memory_in_use(training: Training) -> None:
     job = training.submit(steps=5)
     training.await_end(job)
@@ -315,6 +316,7 @@ def test_memory_of_the_job_s_own_is_no_memory_of_the_requeued_job(
         check(training, undisturbed, lost_max=0)
 
 
+@pytest.mark.engines
 def test_doctor_tells_of_memory_that_ends_with_the_job() -> None:
     with slurm(has_private_memory=True) as cluster:
         doctor = [sys.executable, "-m", "holdfast", "doctor", "--json"]
