@@ -75,23 +75,29 @@ def fill(one: Host) -> None:
     fill_up(one.folder)
 
 
+def remove(path: Path) -> None:
+    """Remove a file or a folder, with what processes rename and add there meanwhile."""
+    while path.exists():
+        with contextlib.suppress(OSError):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
 def wipe_folder(one: Host) -> None:
     """All that the agent and the trainers share, with the socket and the lock."""
-    folder = agent_folder(one)
-    for path in folder.iterdir():
-        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    for path in [*agent_folder(one).iterdir()]:
+        remove(path)
 
 
 def remove_folder(one: Host) -> None:
-    shutil.rmtree(agent_folder(one))
+    remove(agent_folder(one))
 
 
 def wipe_ram(one: Host) -> None:
-    shutil.rmtree(agent_folder(one) / "ram")
+    remove(agent_folder(one) / "ram")
 
 
 def wipe_images(one: Host) -> None:
-    shutil.rmtree(agent_folder(one) / "ram" / "checkpoints")
+    remove(agent_folder(one) / "ram" / "checkpoints")
 
 
 def slots(one: Host) -> list[Path]:
