@@ -194,7 +194,7 @@ def test_where_memory_cannot_be_registered_states_go_through_numpy_and_that_is_t
         assert same(saved(manager, step, state), state)
     assert not device.copied_bytes
     assert caplog.text.count("copied from their devices through NumPy") == 1
-    assert [e["tier"] for e in events(manager._run.location.folder, "sealed")] == ["ram"] * 3
+    assert [e["tier"] for e in events(manager._parts.run.location.folder, "sealed")] == ["ram"] * 3
 
 
 def test_slots_are_registered_once_and_unregistered_before_they_are_unmapped(

@@ -206,7 +206,7 @@ def test_every_dtype_keeps_its_bits(
     assert_same(found, made)
     assert_same(restore(), made)
     manager.wait_until_finished()
-    with holdfast.open_run(manager._run.location.text) as run:
+    with holdfast.open_run(manager._parts.run.location.text) as run:
         arrays = run.restore()
     for name, tensor in made.items():
         assert arrays[name].dtype == numpy_dtype(name.partition(".")[0])

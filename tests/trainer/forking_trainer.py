@@ -45,7 +45,7 @@ def opened(run: str) -> holdfast.CheckpointManager:
         assert manager.save(step, {"w": state["w"] + step})
         manager.wait_until_finished(30)
     deadline = time.monotonic() + 30
-    while not manager._saver._slots.has_ready and time.monotonic() < deadline:
+    while not manager._parts.position.saver._slots.has_ready and time.monotonic() < deadline:
         time.sleep(0.01)
     return manager
 
@@ -64,7 +64,7 @@ def terminate(manager: holdfast.CheckpointManager) -> None:
 
 def exit_child(manager: holdfast.CheckpointManager) -> None:
     """Say what a child would do at its end; JAX itself does not survive `sys.exit` in one."""
-    own = manager._lifetime._at_exit
+    own = manager._parts.lifetime._at_exit
     pid = os.fork()
     if pid == 0:
         os._exit(4 if own.alive else 3)

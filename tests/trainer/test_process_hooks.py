@@ -35,7 +35,7 @@ with holdfast.CheckpointManager(sys.argv[1], framework="numpy", process=process)
     has_handler = signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
     child = os.fork()
     if child == 0:
-        os._exit(7 if manager._lifetime.is_inherited else 5)
+        os._exit(7 if manager._parts.lifetime.is_inherited else 5)
     released = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
     print(json.dumps({"handler": has_handler, "hooks": len(hooks), "released": released}))
 """

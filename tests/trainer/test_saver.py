@@ -58,7 +58,8 @@ def test_an_error_of_memory_between_saves_does_not_end_the_savers_thread(
 
 
 @pytest.mark.parametrize(
-    ("name", "error"), [("_write", MemoryError), ("_ask", MemoryError), ("_write", SystemExit)]
+    ("name", "error"),
+    [("_complete", MemoryError), ("_ask", MemoryError), ("_complete", SystemExit)],
 )
 def test_an_error_in_a_save_fails_it_and_the_next_one_works(
     manager: holdfast.CheckpointManager,
@@ -113,7 +114,7 @@ def test_a_forced_save_that_waits_says_once_for_what(
     assert manager.save(0, state(0))
     manager._progress.wait(lambda sealed, finished: sealed, 30)
     assert manager.save(1, state(1), force=True)
-    wait_until(lambda: manager._saver._queue._waiting is None)
+    wait_until(lambda: manager._parts.position.saver._queue._waiting is None)
     assert manager.save(2, state(2), force=True)
     assert not warnings()
 
@@ -158,9 +159,9 @@ def test_a_state_is_saved_as_it_was_although_it_changes_behind_its_fence(
     is_copied_before: bool,
 ) -> None:
     fences: list[Callable[[], None]] = []
-    snapshot = manager._framework.snapshot
+    snapshot = manager._process.framework.snapshot
     monkeypatch.setattr(
-        manager._framework, "snapshot", lambda state: Fenced(snapshot(state), fences)
+        manager._process.framework, "snapshot", lambda state: Fenced(snapshot(state), fences)
     )
     wait_for_a_slot(manager)
     if not has_slot:
@@ -193,7 +194,7 @@ def test_an_exception_at_the_fence_fails_a_state_that_is_not_copied(
     manager: holdfast.CheckpointManager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fences: list[Callable[[], None]] = []
-    made = manager._framework.snapshot(state(5))
+    made = manager._process.framework.snapshot(state(5))
     fenced = Fenced(made, fences)
 
     def interrupted(chunk: Any) -> memoryview:
@@ -207,7 +208,7 @@ def test_an_exception_at_the_fence_fails_a_state_that_is_not_copied(
 
     monkeypatch.setattr(Saver, "_write", late)
     monkeypatch.setattr(made, "chunk_bytes", interrupted)
-    monkeypatch.setattr(manager._framework, "snapshot", lambda state: fenced)
+    monkeypatch.setattr(manager._process.framework, "snapshot", lambda state: fenced)
     wait_for_a_slot(manager)
     assert manager.save(0, state(5))
     assert fenced.hold is Hold.BORROWED

@@ -75,7 +75,7 @@ def test_a_step_that_continuous_asks_for_while_no_slot_is_ready_is_made_up_for_a
     # The agent clears the request as soon as it sees that the training has passed the step, and
     # makes no other one for a while.
     with holdfast.CheckpointManager(tmp_path / "run") as manager:
-        cells, saver = manager._session.place.control.cells, manager._saver
+        cells, saver = manager._session.place.control.cells, manager._parts.position.saver
         steps = itertools.count()
         wait_until(lambda: manager.save(next(steps), STATE))
         manager.wait_until_finished()

@@ -12,58 +12,30 @@ the folder implement it.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any
 
-from holdfast import environment, launchers, waits
-from holdfast.adapt.contract import ArraysOf, Framework, RestoreRequest
-from holdfast.adapt.detect import find_framework
-from holdfast.clock import Clock, SystemClock, process_age_secs
+from holdfast.adapt.contract import ArraysOf, Framework
 from holdfast.engine.reading.metadata import CheckpointMetadata, metadata_of, process_values_of
-from holdfast.engine.reading.restore import RestoreTally
-from holdfast.engine.reading.view import find_newest_sound, find_sound, newest_first
+from holdfast.engine.reading.view import find_newest_sound, find_sound
 from holdfast.errors import HoldfastError
 from holdfast.host.wire import protocol
 from holdfast.host.wire.control_block import ATTEMPT, TARGET_DURABLE, TARGET_PREEMPTION, TARGET_RAM
-from holdfast.observe.events.schema import ManagerOpened
 from holdfast.observe.metrics.metric_families import AgentMetrics, flat
-from holdfast.observe.run_status import JobStatus
 from holdfast.policy.preservation_policy import LatestN, PreservationPolicy
 from holdfast.policy.save_decision_policy import ContinuousCheckpointingPolicy, SaveDecisionPolicy
 from holdfast.trainer import arguments, options
-from holdfast.trainer.due_saves import DueSaves
-from holdfast.trainer.finisher import Finisher
-from holdfast.trainer.lifetime import HeldResources, Lifetime, replace_open
-from holdfast.trainer.opening.agent_session import AgentSession
-from holdfast.trainer.opening.job_context import find_job
-from holdfast.trainer.opening.opening import open_run
-from holdfast.trainer.opening.run_views import RunViews
+from holdfast.trainer.job_process import JobProcess
 from holdfast.trainer.options import HostNetwork, Options, ProcessHooks, RamTier, RemoteTier
-from holdfast.trainer.planning import Planner
-from holdfast.trainer.position import Position
-from holdfast.trainer.process import imports, terminal
-from holdfast.trainer.process.end_report import supervisor_link
-from holdfast.trainer.process.preemption import PreemptionSignals
-from holdfast.trainer.process.progress_bar import closing_state, progress_bar, restoring_state
-from holdfast.trainer.process.training_wait import TrainingWait
-from holdfast.trainer.ranks.rank_reports import ASK_SECS as RANKS_ASK_SECS
-from holdfast.trainer.ranks.rendezvous import Rendezvous
-from holdfast.trainer.restore.restore_votes import Votes
-from holdfast.trainer.restore.restoring import RestoredState, Restorer, RestoreReport
-from holdfast.trainer.save.overhead import OverheadMeter, meter_for
-from holdfast.trainer.save.patience import CLOSE_SECS, SAVE_PATIENCE_SECS, Patience
-from holdfast.trainer.save.progress import STOPPED_BY, Progress
-from holdfast.trainer.save.save_schedule import SaveSchedule
-from holdfast.trainer.save.saver import Saver, report_all, report_unknown
-from holdfast.trainer.save.user_policies import UserPolicyThread, user_policies
-
-SAVER_SECS = 300.0
-"""How long `close` waits for the saver's thread, which may hang in storage."""
+from holdfast.trainer.parts import open_parts
+from holdfast.trainer.process import terminal
+from holdfast.trainer.process.progress_bar import closing_state, progress_bar
+from holdfast.trainer.restore.restoring import RestoreReport
+from holdfast.trainer.save.patience import CLOSE_SECS, SAVE_PATIENCE_SECS
 
 log = logging.getLogger(__name__)
 
@@ -128,8 +100,6 @@ class CheckpointManager:
         framework: str | Framework | None = None,
     ) -> None:
         arguments.check_host(ram, network, process)
-        self._clock: Clock = SystemClock()
-        process_secs, opened_secs = process_age_secs(), self._clock.monotonic()
         self._options = Options(
             save=save_decision_policy or ContinuousCheckpointingPolicy(),
             preservation=preservation_policy or LatestN(3),
@@ -143,138 +113,23 @@ class CheckpointManager:
         self.last_restore = None
         self._error: BaseException | None = None
         self._has_metrics = False  # whether metrics were passed that could be saved
-        self._link = supervisor_link()
-        self._framework = find_framework(framework)
-        self._processes = self._framework.processes()
-        rank, count = self._processes.rank, self._processes.count
-        terminal.set_log(process.terminal_lines, rank, count)
-        if rank == 0:
-            environment.warn_unknown()
-        self._launch = launchers.launched()
-        self._launch.check(rank, count)
-        self._rendezvous = Rendezvous(self._processes, self._clock, launch=self._launch)
-        self._signals = PreemptionSignals(
-            process.preemption_signals, self._launch.signals, self.announce_preemption, self._clock
-        )
-        with contextlib.ExitStack() as on_error:
-            on_error.callback(self._signals.close)
-            with waits.ended_by_signals("open the run", lambda: f"{directory} is not open"):
-                self._open(directory, process_secs, opened_secs)
-            on_error.pop_all()
-
-    def _open(
-        self, directory: str | os.PathLike[str], process_secs: float, opened_secs: float
-    ) -> None:
-        replace_open(directory)
-        self._run = run = open_run(
-            directory,
-            self._rendezvous,
-            self._clock,
-            self._options.remote_text,
-            takeover=self._options.takeover,
-        )
-        self._job = find_job(run, self._options, self._rendezvous, self._processes, self._clock)
-        warns = self._options.on_save_failure == "warn"
-        self._progress = Progress(self._clock, warns=warns)
-        self._own: UserPolicyThread | None = None
-        self._votes = Votes(self._rendezvous)
-        with self._rendezvous.propagating_errors("join the host's agent"):
-            self._session = AgentSession(
-                self._job.config,
-                self._job.attach,
-                self._clock,
-                self._on_notice,
-                self._on_new_agent,
-                self._job.durable.home,
-            )
-        reports = self._rendezvous.reports
-        reports.ask = lambda: self._session.ask_briefly(
-            "job", protocol.Empty(), JobStatus, RANKS_ASK_SECS
-        )
-        self._progress.describe_parts = reports.parts_text
-        self._steps = SaveSchedule(self._session.place.origin, self._options, self._processes.count)
-        if self._link is not None:
-            self._link.begin_manager(self._job.config, self._session, self._steps)
-        self._wait = TrainingWait(self._session, self._clock)
-        held = HeldResources(job=self._job, progress=self._progress, session=self._session)
-        process = self._options.process
-        self._lifetime = Lifetime(run.location.text, held, self._steps.check_every_step, process)
-        with self._lifetime.closed_on_error():
-            self._begin(held)
-            self._session.report_event(
-                ManagerOpened(
-                    rank=self._processes.rank,
-                    pid=os.getpid(),
-                    process_secs=round(process_secs, 3),
-                    secs=round(self._clock.monotonic() - opened_secs, 4),
-                    launchers=self._launch.names,
-                    restarts=self._launch.restarts,
-                )
-            )
-        has_copies = self._job.attach.host_count > 1 and self._job.attach.copies > 1
-        place, remote = self._session.place, self._options.remote
-        self._show(terminal.opening_text(run.location, place, remote, has_copies=has_copies))
-        larger_job = self._job.attach.larger_job
-        if larger_job:
-            count = self._processes.count
-            self._show(f"started by {larger_job}, and the framework has {count}: it trains alone")
-
-    def _begin(self, held: HeldResources) -> None:
-        self._meter = meter_for(self._options)
-        self._planner = Planner(
-            self._run.run_id, self._processes.rank, self._processes.count, self._job.replicas
-        )
-        self._saver = held.saver = Saver(
-            self._session, self._run.durable, self._progress, self._clock
-        )
-        self._votes.read_together(self._job, self._session)
-        self._views = RunViews(self._job, self._session, self._clock)
-        self._restorer = Restorer(self._framework, self._votes, self._clock)
-        self._position = Position(
-            session=self._session,
-            steps=self._steps,
-            progress=self._progress,
-            saver=self._saver,
-            views=self._views,
-        )
-        self._due_saves = DueSaves(
-            position=self._position,
-            processes=self._processes,
-            framework=self._framework,
-            planner=self._planner,
-            signals=self._signals,
-            metric_names=arguments.MetricNames(self._options.preservation, self._processes.rank),
-            clock=self._clock,
-        )
-        self._finisher = Finisher(self._rendezvous, self._votes, self._position)
-        hosts = self._job.attach.host_count
-        self._patience = Patience(
-            self._session, self._progress, self._steps, self._clock, host_count=hosts
-        )
-        held.signals = self._signals
-        self._signals.install()
-        policies = user_policies(self._options, self._processes.rank, self._views.load)
-        if policies.is_any:
-            self._own = held.own = UserPolicyThread(
-                policies,
-                self._session,
-                self._clock,
-                lambda: self._steps.last,
-                lambda: (self._progress.outstanding() > 0, self._due_saves.is_stopping_alone()),
-                self._progress.report_error,
-            )
-        held.end_watch = self._framework.watch_compilations(self._wait.add_compilation)
-        self._session.start_watching(self._progress.pending)
+        self._process = JobProcess(framework, process)
+        self._parts = parts = open_parts(directory, self._options, self._process)
+        # What each step reads.
+        self._steps, self._session = parts.position.steps, parts.position.session
+        self._progress, self._clock = parts.position.progress, self._process.clock
+        self._meter, self._own = parts.meter, parts.own
 
     def __repr__(self) -> str:
-        if not hasattr(self, "_lifetime"):
+        if not hasattr(self, "_parts"):
             return "CheckpointManager(not open)"
-        step, attempt = self._last_step, self._session.place.number
-        end = ", closed" if self._lifetime.is_closed else ""
-        return f"CheckpointManager({self._run.location.text!r}, {attempt=}, {step=}{end})"
+        attempt = self._session.place.number
+        step = self._steps.last if self._steps.last >= 0 else None
+        end = ", closed" if self._parts.lifetime.is_closed else ""
+        return f"CheckpointManager({self._parts.run.location.text!r}, {attempt=}, {step=}{end})"
 
     def __enter__(self) -> CheckpointManager:
-        self._lifetime.check_call("enter")
+        self._parts.lifetime.check_call("enter")
         return self
 
     def __exit__(
@@ -283,14 +138,13 @@ class CheckpointManager:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if self._lifetime.is_inherited:
+        if self._parts.lifetime.is_inherited:
             return
         if error is None:
             self.close()
             return
         self._error = error
-        if self._link is not None:
-            self._link.report_error(error, self._clock.monotonic())
+        self._process.report_error(error)
         try:
             self.close()
         except HoldfastError as own:
@@ -339,7 +193,7 @@ class CheckpointManager:
         steps, place = self._steps, self._session.place
         control = place.control.cells
         if type(step) is not int or not steps.last < step <= steps.step_max:
-            step = self._check_step(step, force)
+            step = self._parts.due_saves.check_step(step, force=force)
         steps.last = control[place.step_cell] = step
         if metrics is not None and not self._has_metrics:
             # Later ones are checked where they are saved: that may wait for a device.
@@ -348,7 +202,7 @@ class CheckpointManager:
             steps.refused_at, self._has_metrics = None, True
         control[place.step_time_cell] = int(self._clock.monotonic() * 1e9)
         if self._meter is not None:
-            self._measure(self._meter)
+            self._meter.publish_step(self._progress, place, self._clock.monotonic())
         if self._own is not None:
             self._own.note_step()
         if not (
@@ -362,8 +216,10 @@ class CheckpointManager:
             or steps.is_due_here(step)
         ):
             return False
-        with self._progress.drops_raised_after(step), self._blocking("save", SAVE_PATIENCE_SECS):
-            return self._save_due(step, state, metrics, force=force)
+        parts = self._parts
+        blocking = parts.patience.blocking("save", SAVE_PATIENCE_SECS)
+        with self._progress.drops_raised_after(step), blocking as began:
+            return parts.due_saves.save(step, state, metrics, force=force, asked_secs=began)
 
     def finish(
         self, step: int, state: object, *, metrics: Mapping[str, float] | None = None
@@ -389,11 +245,12 @@ class CheckpointManager:
             StepOrderError, FencedError, UnsupportedLeafError: As for `save`.
             ProcessLostError: Another process has ended.
         """
-        self._lifetime.check_call("finish")
-        with self._blocking("finish"):
-            return self._finisher.finish(
+        self._parts.lifetime.check_call("finish")
+        saves = self._parts.due_saves
+        with self._parts.patience.blocking("finish") as began:
+            return self._parts.finisher.finish(
                 arguments.check_step(step),
-                lambda number: self._save_due(number, state, metrics, force=True),
+                lambda last: saves.save(last, state, metrics, force=True, asked_secs=began),
             )
 
     def resume(
@@ -433,24 +290,23 @@ class CheckpointManager:
 
         After an error the run's position is unchanged.
         """
-        self._lifetime.check_call("resume")
+        self._parts.lifetime.check_call("resume")
         request = arguments.check_resume(state, only, partial, cast)
         number = None if step is None else arguments.check_step(step)
-        with self._patience.of("resume"):
-            restored = self._read(number, request)
+        with self._parts.patience.of("resume"):
+            restored = self._parts.restores.read(number, request)
             if restored is None:
-                self._position.start_again()
+                self._parts.position.start_again()
             else:
-                self._position.go_on_from(restored)
+                self._parts.position.go_on_from(restored)
         if restored is not None:
             self.last_restore, state = restored.report, restored.state
-            self._show(f"resumed from {terminal.restore_text(restored.report)}")
+            self._process.show(f"resumed from {terminal.restore_text(restored.report)}")
         self._steps.await_first()
         if self._own is not None:
             self._own.note_step()
         # Raise for a leaf that cannot be saved now, rather than when the first save is due.
-        layout = self._planner.layout(self._framework.outline(state))
-        self._saver.expect(layout.size_bytes, self._planner.copies)
+        self._parts.due_saves.expect(state)
         return (0 if restored is None else restored.id.step + 1), state
 
     def restore(
@@ -492,16 +348,16 @@ class CheckpointManager:
                 states were saved by a different number of processes; see `process_values`.
             ProcessLostError: Another process has ended.
         """
-        self._lifetime.check_call("restore")
+        self._parts.lifetime.check_call("restore")
         request = arguments.check_request(like, only, partial, cast, ArraysOf.EITHER)
         number = None if step is None else arguments.check_step(step)
-        with self._patience.of("restore"):
-            restored = self._read(number, request)
+        with self._parts.patience.of("restore"):
+            restored = self._parts.restores.read(number, request)
         if restored is None:
-            arguments.raise_nothing_saved(self._run.location)
+            arguments.raise_nothing_saved(self._parts.run.location)
         self.last_restore = restored.report
-        self._show(f"read {terminal.restore_text(restored.report)}")
-        self._position.note_read(restored)
+        self._process.show(f"read {terminal.restore_text(restored.report)}")
+        self._parts.position.note_read(restored)
         return restored.state
 
     def latest_step(self) -> int | None:
@@ -509,14 +365,15 @@ class CheckpointManager:
 
         Only checkpoints of the current timeline count, not those of abandoned branches.
         """
-        self._lifetime.check_call("latest_step")
-        newest = find_newest_sound(self._views.load_newest) or find_newest_sound(self._views.load)
+        self._parts.lifetime.check_call("latest_step")
+        views = self._parts.position.views
+        newest = find_newest_sound(views.load_newest) or find_newest_sound(views.load)
         return newest.step if newest else None
 
     def all_steps(self) -> list[int]:
         """Return all steps that can be restored now from any tier, ascending; see `latest_step`."""
-        self._lifetime.check_call("all_steps")
-        return [checkpoint.step for checkpoint in find_sound(self._views.load)]
+        self._parts.lifetime.check_call("all_steps")
+        return [checkpoint.step for checkpoint in find_sound(self._parts.position.views.load)]
 
     def reached_preemption(self, step: int) -> bool:
         """Return whether a preemption was announced and its checkpoint is of `step` or earlier.
@@ -539,9 +396,7 @@ class CheckpointManager:
 
         For notices that are no signals (docs/preemption.md). A signal that follows repeats it.
         """
-        with contextlib.suppress(AttributeError):  # before the manager has joined: see `install`
-            self._signals.is_announced = True
-            self._session.place.announce_preemption()
+        self._process.signals.announce()
 
     def waiting(self, reason: str = "data") -> AbstractContextManager[None]:
         """Report the duration of the block as a wait of the training, for `holdfast report`.
@@ -560,8 +415,8 @@ class CheckpointManager:
         Raises:
             InvalidArgumentError: The reason is none of these.
         """
-        self._lifetime.check_call("waiting")
-        return self._wait.of(reason)
+        self._parts.lifetime.check_call("waiting")
+        return self._parts.wait.of(reason)
 
     def stats(self) -> dict[str, float]:
         """Return what this host's agent has counted, as numbers by name, for a logger.
@@ -577,7 +432,7 @@ class CheckpointManager:
             AgentUnavailableError: No agent can be reached.
             InvalidArgumentError: The manager is closed, or another thread uses it.
         """
-        self._lifetime.check_call("stats")
+        self._parts.lifetime.check_call("stats")
         return flat(self._session.call("metrics", protocol.Empty(), AgentMetrics))
 
     def wait_until_finished(
@@ -603,21 +458,21 @@ class CheckpointManager:
             WaitInterruptedError: A preemption signal arrived during the call. Saving continues.
             InvalidArgumentError: The timeout is invalid.
         """
-        self._lifetime.check_call("wait_until_finished")
+        self._parts.lifetime.check_call("wait_until_finished")
         checked_secs = arguments.check_timeout(timeout_secs)
         limit_secs = checked_secs
         if checked_secs is None:
-            checked_secs = self._patience.limit_secs(None)
-            limit_secs = self._patience.limit_secs(CLOSE_SECS)
-        if remote and self._run.remote is None:
+            checked_secs = self._parts.patience.limit_secs(None)
+            limit_secs = self._parts.patience.limit_secs(CLOSE_SECS)
+        if remote and self._parts.run.remote is None:
             arguments.raise_no_remote()
         began_secs = self._clock.monotonic()
-        with self._patience.of("wait_until_finished"):
+        with self._parts.patience.of("wait_until_finished"):
             self._progress.wait_until_finished(limit_secs)
             if remote:
                 if checked_secs is not None:
                     checked_secs -= min(self._clock.monotonic() - began_secs, checked_secs)
-                self._patience.await_upload(self._run, checked_secs)
+                self._parts.patience.await_upload(self._parts.run, checked_secs)
 
     def delete(self, step: int) -> None:
         """Remove the checkpoint of `step` from every tier, on all hosts.
@@ -627,10 +482,10 @@ class CheckpointManager:
             StorageError: Some of its files may remain. It can no longer be restored.
             WaitTimeoutError: Other hosts may keep it in memory until they are notified.
         """
-        self._lifetime.check_call("delete")
-        checkpoint = self._views.load().find(arguments.check_step(step))
+        self._parts.lifetime.check_call("delete")
+        checkpoint = self._parts.position.views.load().find(arguments.check_step(step))
         request = protocol.Delete(ids=(checkpoint,))
-        with self._patience.of("delete"):
+        with self._parts.patience.of("delete"):
             self._session.call("delete", request, protocol.Empty)
         self._progress.note_deleted(checkpoint)
 
@@ -641,8 +496,8 @@ class CheckpointManager:
             StepNotFoundError, StepUncommittedError: There is no checkpoint of `step`.
             CheckpointDamagedError: Its records cannot be read.
         """
-        self._lifetime.check_call("metadata")
-        number, view = arguments.check_step(step), self._views.load()
+        self._parts.lifetime.check_call("metadata")
+        number, view = arguments.check_step(step), self._parts.position.views.load()
         return metadata_of(view.sources(view.find(number)))
 
     def process_values(self, step: int) -> dict[str, list[Any]]:
@@ -659,8 +514,8 @@ class CheckpointManager:
             StepNotFoundError, StepUncommittedError: There is no checkpoint of `step`.
             CheckpointDamagedError: Its records cannot be read.
         """
-        self._lifetime.check_call("process_values")
-        number, view = arguments.check_step(step), self._views.load()
+        self._parts.lifetime.check_call("process_values")
+        number, view = arguments.check_step(step), self._parts.position.views.load()
         return process_values_of(view.sources(view.find(number)))
 
     def close(self) -> None:
@@ -683,118 +538,16 @@ class CheckpointManager:
 
         After an error the manager is closed; the agent continues with what is sealed in RAM.
         """
-        if self._lifetime.is_closed:
+        if self._parts.lifetime.is_closed:
             return
-        self._lifetime.check_call("close")
+        self._parts.lifetime.check_call("close")
         try:
-            with self._blocking("close"):
-                self._finisher.close(warns=self._error is None)
-                is_first = self._processes.rank == 0
+            with self._parts.patience.blocking("close"):
+                self._parts.finisher.close(warns=self._error is None)
+                is_first = self._process.rank == 0
                 with progress_bar("closing", closing_state(self._progress), is_on=is_first):
-                    self._patience.await_end(is_after_error=self._error is not None)
+                    self._parts.patience.await_end(is_after_error=self._error is not None)
         except HoldfastError:
-            self._release()
+            self._parts.release()
             raise
-        self._release()
-
-    def _release(self) -> None:
-        self._lifetime.close(SAVER_SECS)
-        self._report_end()
-        left = self._session.left
-        if left is not None and left.is_last:
-            text = terminal.staying_text(self._run.location, left)
-            if text is not None:
-                log.info("%s", text)
-
-    @property
-    def _last_step(self) -> int | None:
-        return self._steps.last if self._steps.last >= 0 else None
-
-    def _report_end(self) -> None:
-        if self._link is not None:
-            self._link.report_end(
-                is_preempted=self._steps.preempted_at is not None or self._signals.is_announced,
-                is_finished=self._finisher.has_ended,
-            )
-
-    def _show(self, text: str) -> None:
-        """Log a line about the whole job: rank 0's terminal shows it."""
-        log.log(logging.INFO if self._processes.rank == 0 else logging.DEBUG, "%s", text)
-
-    def _read(self, step: int | None, request: RestoreRequest) -> RestoredState | None:
-        self._position.settle()
-        views, tallies = self._views, list[RestoreTally]()
-        is_first = self._processes.rank == 0
-        with (
-            self._votes.watching(),
-            progress_bar("restoring", lambda: restoring_state(tallies), is_on=is_first),
-        ):
-            restored: RestoredState | None
-            if step is not None:
-                restored = self._restorer.step(views.load, step, request, tallies.append)
-            else:
-                look = newest_first(views.load_newest, views.load)
-                restored = self._restorer.newest(look, request, tallies.append)
-        if self._meter is not None:
-            self._meter.paused()
-        return restored
-
-    @contextlib.contextmanager
-    def _blocking(self, call: str, patience_secs: float = waits.PATIENCE_SECS) -> Iterator[None]:
-        """Publish the duration of the block, a part of `call`, as one for which saves block.
-
-        Its waits last at most `patience_secs` longer after a signal.
-        """
-        self._asked_secs = self._clock.monotonic()
-        if not self._session.is_closed:
-            self._session.place.begin_blocked()
-        try:
-            with self._patience.of(call, patience_secs):
-                yield
-        finally:
-            # After an interrupted `close` the cells may be unmapped.
-            if not self._session.is_closed:
-                self._session.place.add_blocked(self._clock.monotonic() - self._asked_secs)
-
-    def _save_due(
-        self, step: int, state: object, metrics: Mapping[str, float] | None, *, force: bool
-    ) -> bool:
-        self._lifetime.check_call("save")
-        return self._due_saves.save(step, state, metrics, force=force, asked_secs=self._asked_secs)
-
-    def _measure(self, meter: OverheadMeter) -> None:
-        saving = self._progress.saving(meter.reach)
-        cost_secs = meter.stepped(self._clock.monotonic(), saving)
-        if cost_secs is not None:
-            place = self._session.place
-            place.control.cells[place.cost_cell] = int(cost_secs * 1e9)
-
-    def _check_step(self, step: object, force: bool) -> int:
-        self._lifetime.check_call("save")
-        number = self._position.check_order(arguments.check_step(step), force=force)
-        if self._steps.take_first(number, imports.is_recorded()):
-            self._session.place.publish_first_step(number, self._clock.now())
-        imports.record_if(self._steps.take_second(number))
-        return number
-
-    def _on_notice(self, notice: protocol.Notice) -> None:
-        if self._own is not None:
-            self._own.on_notice(notice)
-        self._votes.on_notice(notice, self._run.group)
-        if notice.kind == "lost" or (notice.kind == "fenced" and notice.data == self._run.group):
-            self._progress.stop_saving(STOPPED_BY[notice.kind](notice.reason))
-        elif notice.kind == "warning":
-            log.warning("agent: %s", notice.reason)
-        elif notice.kind == "information":
-            self._show(f"agent: {notice.reason}")
-        elif notice.kind == "unknown" and notice.id is not None:
-            report_unknown(self._session, self._progress, notice.id)
-        else:
-            self._progress.notice(notice)
-            if notice.id is not None:
-                self._saver.get_ready()
-
-    def _on_new_agent(self) -> None:
-        """Report all sealed saves that have not ended to a new agent."""
-        self._progress.forget_preservation()
-        report_all(self._session, self._progress)
+        self._parts.release()

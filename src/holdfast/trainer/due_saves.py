@@ -7,7 +7,7 @@ Everything here is on the training thread.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from holdfast.adapt.contract import Framework, Processes
@@ -19,6 +19,7 @@ from holdfast.trainer import arguments
 from holdfast.trainer.opening.agent_session import AgentPlace
 from holdfast.trainer.planning import Planner, Taking
 from holdfast.trainer.position import Position
+from holdfast.trainer.process import imports
 from holdfast.trainer.process.preemption import PreemptionSignals
 from holdfast.trainer.save.save_queue import SaveRequest
 from holdfast.trainer.save.save_schedule import Due
@@ -28,7 +29,11 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DueSaves:
-    """Make one process's saves that are due. Owned by the training thread."""
+    """Make one process's saves that are due. Owned by the training thread.
+
+    Attributes:
+        check_call: Checks that the manager's call of that name may be made now.
+    """
 
     position: Position
     processes: Processes
@@ -37,6 +42,33 @@ class DueSaves:
     signals: PreemptionSignals
     metric_names: arguments.MetricNames
     clock: Clock
+    check_call: Callable[[str], None]
+
+    def check_step(self, step: object, *, force: bool) -> int:
+        """Check a step that does not simply follow the last one, and note the first ones.
+
+        Returns:
+            The step.
+
+        Raises:
+            InvalidArgumentError, StepExistsError, StepOrderError: As `CheckpointManager.save`.
+        """
+        self.check_call("save")
+        position = self.position
+        number = position.check_order(arguments.check_step(step), force=force)
+        if position.steps.take_first(number, imports.is_recorded()):
+            position.session.place.publish_first_step(number, self.clock.now())
+        imports.record_if(position.steps.take_second(number))
+        return number
+
+    def expect(self, state: object) -> None:
+        """Prepare the first save of a state.
+
+        Raises:
+            UnsupportedLeafError: A leaf of it cannot be saved.
+        """
+        layout = self.planner.layout(self.framework.outline(state))
+        self.position.saver.expect(layout.size_bytes, self.planner.copies)
 
     def save(
         self,
@@ -63,6 +95,7 @@ class DueSaves:
         Raises:
             HoldfastError: As `CheckpointManager.save`.
         """
+        self.check_call("save")
         progress, place = self.position.progress, self.position.session.place
         may_be_last = force or bool(place.control.cells[place.notice_cell])
         if progress.is_stopped or not may_be_last:

@@ -189,8 +189,6 @@ class AgentSession:
         config: The agent to start if none runs.
         attach: The request to join it.
         clock: The clock for waits.
-        on_notice: Called on the watcher's thread with each notice of the agent.
-        on_return: Called after a new agent was joined, to report the saves in progress.
         home: Where the run lies; a directory may be moved meanwhile.
 
     Raises:
@@ -203,16 +201,15 @@ class AgentSession:
         config: AgentConfig,
         attach: protocol.Attach,
         clock: Clock,
-        on_notice: Callable[[protocol.Notice], None],
-        on_return: Callable[[], None],
         home: RunHome,
     ) -> None:
         self._config = config
         self._home = home
         self._attach = attach
         self._clock = clock
-        self._on_notice = on_notice
-        self._on_return = on_return
+        self._pending: Callable[[], tuple[CheckpointId, ...]] = tuple
+        self._on_notice: Callable[[protocol.Notice], None] = lambda notice: None
+        self._on_return: Callable[[], None] = lambda: None
         self._lock = threading.RLock()
         self._clients = threading.local()
         self._all_clients: list[AgentClient] = []
@@ -230,7 +227,6 @@ class AgentSession:
         self._warned_text = ""
         """The last warning that no agent can be reached. Owned by the watcher's thread."""
         self._watch_client: AgentClient | None = None
-        self._pending: Callable[[], tuple[CheckpointId, ...]] = tuple
         self.left: protocol.Detached | None = None
         """What stays on this host after `close`; None if the agent did not answer."""
         self.place = self._join()
@@ -265,14 +261,21 @@ class AgentSession:
         """Whether it is the only trainer of its job."""
         return self._attach.count == 1
 
-    def start_watching(self, pending: Callable[[], tuple[CheckpointId, ...]]) -> None:
+    def start_watching(
+        self,
+        pending: Callable[[], tuple[CheckpointId, ...]],
+        on_notice: Callable[[protocol.Notice], None],
+        on_return: Callable[[], None],
+    ) -> None:
         """Start to watch the agent's notices.
 
         Args:
             pending: Returns the saves that were reported as sealed and have not ended. For one that
                 the agent does not know, a notice of kind `unknown` is passed to `on_notice`.
+            on_notice: Called on the watcher's thread with each notice.
+            on_return: Called after a new agent was joined, to report the saves in progress.
         """
-        self._pending = pending
+        self._pending, self._on_notice, self._on_return = pending, on_notice, on_return
         self._watcher.start()
 
     def call(self, name: str, message: msgspec.Struct, kind: type[Answer]) -> Answer:

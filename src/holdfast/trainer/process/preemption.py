@@ -89,6 +89,11 @@ class PreemptionSignals:
         if self.has_arrived:
             self._notify()
 
+    def announce(self) -> None:
+        """Announce a preemption as a signal does. A signal that follows repeats it."""
+        self.is_announced = True
+        self._notify()
+
     def _install(self, numbers: Iterable[signal.Signals]) -> None:
         for number in list(numbers):
             native = native_handler(number)
@@ -120,7 +125,7 @@ class PreemptionSignals:
             if is_first and (self.has_arrived or not self.is_announced):
                 waits.arrived(signal.Signals(number))
             self.has_arrived = True
-            self._notify()
+            self.announce()
         elif earlier == signal.SIG_DFL and signal.getsignal(number) == self._handle:
             # A handler installed over ours has restored ours after `close`. Ours now takes the
             # place of the default action, so it performs that action.

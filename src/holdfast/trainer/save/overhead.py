@@ -15,8 +15,9 @@ from collections import deque
 
 from holdfast.policy.save_evaluation import has_budget
 from holdfast.policy.step_cost import StepCost
+from holdfast.trainer.opening.agent_session import AgentPlace
 from holdfast.trainer.options import Options
-from holdfast.trainer.save.progress import Reach, SavesInFlight
+from holdfast.trainer.save.progress import Progress, Reach, SavesInFlight
 
 COST_COUNT_MIN = 3
 """How many costs a median needs, without the first one."""
@@ -50,6 +51,12 @@ class OverheadMeter:
         self._last: float | None = None
         self._accepted_count = 0
         self._was_saving = False
+
+    def publish_step(self, progress: Progress, place: AgentPlace, now_secs: float) -> None:
+        """Record the end of a step, and publish the cost of a checkpoint if that has changed."""
+        cost_secs = self.stepped(now_secs, progress.saving(self.reach))
+        if cost_secs is not None:
+            place.control.cells[place.cost_cell] = int(cost_secs * 1e9)
 
     def stepped(self, now: float, saving: SavesInFlight) -> float | None:
         """Record the end of a step.

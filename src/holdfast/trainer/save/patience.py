@@ -139,6 +139,24 @@ class Patience:
             if not self._session.is_closed:
                 self._session.place.publish_call(outer_ns)
 
+    @contextlib.contextmanager
+    def blocking(self, call: str, patience_secs: float = waits.PATIENCE_SECS) -> Iterator[float]:
+        """As `of`, for a block that keeps the training from its next step, which is published.
+
+        Yields:
+            When the block began, by the monotonic clock.
+        """
+        began_secs = self._clock.monotonic()
+        if not self._session.is_closed:
+            self._session.place.begin_blocked()
+        try:
+            with self.of(call, patience_secs):
+                yield began_secs
+        finally:
+            # After an interrupted `close` the cells may be unmapped.
+            if not self._session.is_closed:
+                self._session.place.add_blocked(self._clock.monotonic() - began_secs)
+
     def limit_secs(self, timeout_secs: float | None) -> float | None:
         """Return the timeout of a wait for all saves; None: none.
 

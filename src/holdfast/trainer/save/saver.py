@@ -36,7 +36,6 @@ from holdfast.engine.saving.slots import RamSlots
 from holdfast.errors import (
     AgentUnavailableError,
     DeviceError,
-    FencedError,
     HoldfastError,
     ObjectNotFoundError,
     StorageError,
@@ -532,33 +531,3 @@ def reason_of(error: BaseException | None) -> str:
     """Return the reason of a save that failed because of `error`."""
     detail = f": {error}" if error is not None and str(error) else ""
     return f"{type(error).__name__} was raised during the call of save{detail}"
-
-
-def report_all(session: AgentSession, progress: Progress) -> None:
-    """Report each sealed part whose save has not ended to a new agent.
-
-    The agent answers with the end of the save, or accepts the part if RAM still holds it. If it
-    does neither, the save has failed.
-    """
-    for sealed in progress.sealed_again():
-        if _report_again(session, sealed):
-            progress.reported(sealed.id)
-
-
-def report_unknown(session: AgentSession, progress: Progress, checkpoint: CheckpointId) -> None:
-    """Report a part that is unknown to the agent, if its save has not ended meanwhile."""
-    sealed = progress.sealed_part(checkpoint)
-    if sealed is None:
-        # It was for RAM alone, and an earlier agent recycled it: a newer checkpoint exists.
-        progress.finish(checkpoint)
-    elif not _report_again(session, sealed):
-        progress.fail_save(checkpoint, "it is unknown to the agent, and a newer attempt has begun")
-
-
-def _report_again(session: AgentSession, sealed: protocol.Sealed) -> bool:
-    """Report one part again and return whether it belongs to the run's current attempt."""
-    try:
-        session.call("sealed", msgspec.structs.replace(sealed, again=True), protocol.Empty)
-    except FencedError:
-        return False
-    return True

@@ -1,0 +1,219 @@
+"""Open a run for a manager, and construct the manager's parts in the order of their needs.
+
+Each part is constructed with those before it. What must be released when the manager is closed is
+added to `HeldResources` as soon as it is acquired, so that an error releases it too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from dataclasses import dataclass
+
+from holdfast import waits
+from holdfast.host.wire import protocol
+from holdfast.observe.events.schema import ManagerOpened
+from holdfast.observe.run_status import JobStatus
+from holdfast.trainer import arguments
+from holdfast.trainer.agent_notices import AgentNotices
+from holdfast.trainer.due_saves import DueSaves
+from holdfast.trainer.finisher import Finisher
+from holdfast.trainer.job_process import JobProcess
+from holdfast.trainer.lifetime import HeldResources, Lifetime, replace_open
+from holdfast.trainer.opening.agent_session import AgentSession
+from holdfast.trainer.opening.job_context import find_job
+from holdfast.trainer.opening.opening import OpenRun, open_run
+from holdfast.trainer.opening.run_views import RunViews
+from holdfast.trainer.options import Options
+from holdfast.trainer.planning import Planner
+from holdfast.trainer.position import Position
+from holdfast.trainer.process import terminal
+from holdfast.trainer.process.training_wait import TrainingWait
+from holdfast.trainer.ranks.rank_reports import ASK_SECS as RANKS_ASK_SECS
+from holdfast.trainer.restore.restore_votes import Votes
+from holdfast.trainer.restore.restoring import Restorer
+from holdfast.trainer.restores import Restores
+from holdfast.trainer.save.overhead import OverheadMeter, meter_for
+from holdfast.trainer.save.patience import Patience
+from holdfast.trainer.save.progress import Progress
+from holdfast.trainer.save.save_schedule import SaveSchedule
+from holdfast.trainer.save.saver import Saver
+from holdfast.trainer.save.user_policies import UserPolicyThread, user_policies
+
+SAVER_SECS = 300.0
+"""How long `close` waits for the saver's thread, which may hang in storage."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ManagerParts:
+    """The parts of one open manager. `own` evaluates the user's policies; None: there are none."""
+
+    process: JobProcess
+    run: OpenRun
+    lifetime: Lifetime
+    position: Position
+    due_saves: DueSaves
+    restores: Restores
+    finisher: Finisher
+    patience: Patience
+    wait: TrainingWait
+    meter: OverheadMeter | None
+    own: UserPolicyThread | None
+
+    def release(self) -> None:
+        """Release everything, and report the end. After an exception the next call continues."""
+        self.lifetime.close(SAVER_SECS)
+        signals, link = self.process.signals, self.process.link
+        if link is not None:
+            is_preempted = self.position.steps.preempted_at is not None or signals.is_announced
+            link.report_end(is_preempted=is_preempted, is_finished=self.finisher.has_ended)
+        left = self.position.session.left
+        if left is not None and left.is_last:
+            text = terminal.staying_text(self.run.location, left)
+            if text is not None:
+                log.info("%s", text)
+
+
+def open_parts(
+    directory: str | os.PathLike[str], options: Options, process: JobProcess
+) -> ManagerParts:
+    """Open the run, join the host's agent and start the threads of this process.
+
+    Raises:
+        HoldfastError: As `CheckpointManager`. Everything is released, and handlers are restored.
+    """
+    with contextlib.ExitStack() as on_error:
+        on_error.callback(process.signals.close)
+        with waits.ended_by_signals("open the run", lambda: f"{directory} is not open"):
+            replace_open(directory)
+            joined = _join(directory, options, process)
+            text, on_end = joined.run.location.text, joined.steps.check_every_step
+            lifetime = Lifetime(text, joined.held, on_end, options.process)
+            with lifetime.closed_on_error():
+                parts = _construct(joined, lifetime, options)
+                _report_opened(joined)
+            _show_opened(joined, options)
+        on_error.pop_all()
+    return parts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Joined:
+    """This process with its agent joined, before anything of it runs."""
+
+    process: JobProcess
+    run: OpenRun
+    votes: Votes
+    steps: SaveSchedule
+    held: HeldResources
+
+
+def _join(directory: str | os.PathLike[str], options: Options, process: JobProcess) -> _Joined:
+    """Open the run and join the host's agent."""
+    rendezvous, clock = process.rendezvous, process.clock
+    run = open_run(directory, rendezvous, clock, options.remote_text, takeover=options.takeover)
+    job = find_job(run, options, rendezvous, process.processes, clock)
+    progress = Progress(clock, warns=options.on_save_failure == "warn")
+    with rendezvous.propagating_errors("join the host's agent"):
+        session = AgentSession(job.config, job.attach, clock, job.durable.home)
+    process.session = session
+    reports = rendezvous.reports
+    reports.ask = lambda: session.ask_briefly("job", protocol.Empty(), JobStatus, RANKS_ASK_SECS)
+    progress.describe_parts = reports.parts_text
+    steps = SaveSchedule(session.place.origin, options, process.processes.count)
+    if process.link is not None:
+        process.link.begin_manager(job.config, session, steps)
+    held = HeldResources(job=job, progress=progress, session=session)
+    return _Joined(process=process, run=run, votes=Votes(rendezvous), steps=steps, held=held)
+
+
+def _construct(joined: _Joined, lifetime: Lifetime, options: Options) -> ManagerParts:
+    """Construct the parts, start the threads and install the handlers of signals."""
+    process, run, votes, held = joined.process, joined.run, joined.votes, joined.held
+    processes, clock, steps = process.processes, process.clock, joined.steps
+    job, session, progress = held.job, held.session, held.progress
+    meter = meter_for(options)
+    planner = Planner(run.run_id, processes.rank, processes.count, job.replicas)
+    saver = held.saver = Saver(session, run.durable, progress, clock)
+    votes.read_together(job, session)
+    views = RunViews(job, session, clock)
+    position = Position(session=session, steps=steps, progress=progress, saver=saver, views=views)
+    due_saves = DueSaves(
+        position=position,
+        processes=processes,
+        framework=process.framework,
+        planner=planner,
+        signals=process.signals,
+        metric_names=arguments.MetricNames(options.preservation, processes.rank),
+        clock=clock,
+        check_call=lifetime.check_call,
+    )
+    restores = Restores(
+        position=position,
+        votes=votes,
+        restorer=Restorer(process.framework, votes, clock),
+        meter=meter,
+        is_first=processes.rank == 0,
+    )
+    patience = Patience(session, progress, steps, clock, host_count=job.attach.host_count)
+    held.signals = process.signals
+    process.signals.install()
+    own: UserPolicyThread | None = None
+    policies = user_policies(options, processes.rank, views.load)
+    if policies.is_any:
+        own = held.own = UserPolicyThread(
+            policies,
+            session,
+            clock,
+            lambda: steps.last,
+            lambda: (progress.outstanding() > 0, due_saves.is_stopping_alone()),
+            progress.report_error,
+        )
+    wait = TrainingWait(session, clock)
+    held.end_watch = process.framework.watch_compilations(wait.add_compilation)
+    notices = AgentNotices(
+        session=session, progress=progress, votes=votes, saver=saver, own=own, show=process.show
+    )
+    session.start_watching(progress.pending, notices.on_notice, notices.report_again)
+    return ManagerParts(
+        process=process,
+        run=run,
+        lifetime=lifetime,
+        position=position,
+        due_saves=due_saves,
+        restores=restores,
+        finisher=Finisher(process.rendezvous, votes, position),
+        patience=patience,
+        wait=wait,
+        meter=meter,
+        own=own,
+    )
+
+
+def _report_opened(joined: _Joined) -> None:
+    process = joined.process
+    joined.held.session.report_event(
+        ManagerOpened(
+            rank=process.rank,
+            pid=os.getpid(),
+            process_secs=round(process.age_secs, 3),
+            secs=round(process.clock.monotonic() - process.began_secs, 4),
+            launchers=process.launch.names,
+            restarts=process.launch.restarts,
+        )
+    )
+
+
+def _show_opened(joined: _Joined, options: Options) -> None:
+    attach, place = joined.held.job.attach, joined.held.session.place
+    has_copies = attach.host_count > 1 and attach.copies > 1
+    location, process = joined.run.location, joined.process
+    process.show(terminal.opening_text(location, place, options.remote, has_copies=has_copies))
+    if attach.larger_job:
+        count = process.processes.count
+        process.show(
+            f"started by {attach.larger_job}, and the framework has {count}: it trains alone"
+        )
