@@ -1,13 +1,13 @@
 """What programs with PyTorch put into a state, besides their own objects. Imports PyTorch.
 
 For the storages of other libraries, beside `holdfast.reading` and `holdfast.building`, the bytes of
-tensors: `dtype_name_of`, `host_bytes`, `copy_into`, `tensor_over`.
+tensors: `dtype_name_of`, `host_bytes`, `copy_into`, `tensor_over`, `with_tensors`.
 """
 
 from __future__ import annotations
 
 from holdfast.adapt.torch.fences import Fence
-from holdfast.adapt.torch.objects import Replicated
+from holdfast.adapt.torch.objects import Replicated, with_tensors
 from holdfast.adapt.torch.random_state import RandomState
 from holdfast.adapt.torch.state import TorchFramework
 from holdfast.adapt.torch.tensors import copy_into, dtype_name_of, host_bytes, tensor_over
@@ -21,4 +21,5 @@ __all__ = [
     "dtype_name_of",
     "host_bytes",
     "tensor_over",
+    "with_tensors",
 ]

@@ -43,7 +43,7 @@ except ImportError as error:
 from holdfast.interop.dcp import HoldfastReader, is_of_dcp
 from holdfast.interop.scratch_memory import Progress, ScratchMemory, read_whole_step
 from holdfast.reading import StoredArray, open_checkpoint
-from holdfast.torch import tensor_over
+from holdfast.torch import tensor_over, with_tensors
 
 _UNREADABLE: tuple[type[BaseException], ...] = (
     *(RuntimeError, EOFError, OSError, ValueError, LookupError, TypeError, AttributeError),
@@ -88,6 +88,7 @@ def export_torch(
             state = _read_dcp(HoldfastReader(directory), file.parent, progress)
     else:
         state = read_whole_step(directory, step, file.parent, _tensor_over, progress)
+        state = with_tensors(state, "export")
     with new_content(file, "export", is_synced=True) as stream:
         torch.save(state, stream)
 
@@ -215,11 +216,24 @@ def _is_whole(archive: zipfile.ZipFile, name: str) -> bool:
 def _read_file(source: Path) -> Any:
     if zipfile.is_zipfile(source):
         _check_records(source)
-    try:
-        return torch.load(source, map_location="cpu", mmap=True, weights_only=True)
-    except RuntimeError:
-        # Files of PyTorch before 1.6 cannot be mapped.
-        return torch.load(source, map_location="cpu", weights_only=True)
+    with torch.serialization.safe_globals(_numpy_names()):
+        try:
+            return torch.load(source, map_location="cpu", mmap=True, weights_only=True)
+        except RuntimeError:
+            # Files of PyTorch before 1.6 cannot be mapped.
+            return torch.load(source, map_location="cpu", weights_only=True)
+
+
+def _numpy_names() -> list[Any]:
+    """Return what pickles of NumPy's arrays and scalars name, which makes these and nothing else.
+
+    `export_torch` writes some, as in the states of `RandomState`.
+    """
+    names: list[Any] = [np.ndarray, np.dtype]
+    for pickled in (np.zeros(1), np.float64(1)):
+        reduced: Any = pickled.__reduce__()
+        names.append(reduced[0])
+    return names + [type(np.dtype(code)) for code in np.typecodes["All"] if code != "O"]
 
 
 def _read_dcp(reader: Any, folder: Path, progress: Progress) -> Any:

@@ -308,7 +308,7 @@ class ProcessObject:
 
     def set_state(self, state: Any) -> None:
         with object_errors(self.leaf, self._path, "restore"):
-            self._put(_with_tensors(state, path_name(self._path)))
+            self._put(with_tensors(state, path_name(self._path)))
 
 
 StateObject = ModuleState | ObjectState | SparseState
@@ -405,13 +405,19 @@ def _with_values(state: Any, where: str, sizes: list[int]) -> Any:
     return state
 
 
-def _with_tensors(state: Any, where: str) -> Any:
+def with_tensors(state: Any, where: str) -> Any:
+    """Return a state that was read with tensors again where it was saved with some.
+
+    Args:
+        state: nested dicts, lists and tuples, as `Run.restore` returns the states of objects.
+        where: its path, for messages.
+    """
     if isinstance(state, TensorValue):
         name = dtype_name(state.dtype)
         assert name is not None
         return tensors.tensor_of(np.asarray(state), name, where)
     if isinstance(state, dict):
-        return {key: _with_tensors(value, f"{where}/{key}") for key, value in state.items()}
+        return {key: with_tensors(value, f"{where}/{key}") for key, value in state.items()}
     if type(state) in (list, tuple):
-        return type(state)(_with_tensors(value, where) for value in state)
+        return type(state)(with_tensors(value, where) for value in state)
     return state
