@@ -43,17 +43,19 @@ from holdfast.errors import (
     StorageError,
     StructureMismatchError,
 )
+from holdfast.format.digests import block_count
 from holdfast.format.dtypes import numpy_dtype, safetensors_dtype
 from holdfast.format.grid import Region, region_shape
 from holdfast.format.names import CheckpointId
 from holdfast.format.paths import Path, path_name
 from holdfast.format.placement import RestoreTarget
-from holdfast.format.records import ArraySpec
+from holdfast.format.records import ArraySpec, decode_metrics
 from holdfast.format.values import decode_value
 from holdfast.trainer.opening.run_access import read_only
 
 __all__ = [
     "Checkpoint",
+    "ChunkDigests",
     "FillTarget",
     "Path",
     "Region",
@@ -78,6 +80,8 @@ class StoredArray:
         prng_impl: the name of a typed PRNG key's implementation, whose key data (uint32) is stored;
             None for other arrays.
         alias_of: the path of the array with the same bytes (tied tensors); None for the first one.
+        is_scalar: whether it was a NumPy scalar.
+        is_weak: whether its JAX dtype gives way to that of other operands.
     """
 
     path: Path
@@ -85,6 +89,8 @@ class StoredArray:
     dtype: str
     prng_impl: str | None = None
     alias_of: Path | None = None
+    is_scalar: bool = False
+    is_weak: bool = False
 
     @property
     def name(self) -> str:
@@ -124,6 +130,22 @@ class FillTarget:
     buffer: np.ndarray
 
 
+@dataclass(frozen=True, slots=True)
+class ChunkDigests:
+    """The digests of an array's bytes, as the checkpoint's records have them.
+
+    Arrays of one shape and dtype with equal `ChunkDigests` have the same elements. With other
+    chunks the digests say nothing.
+
+    Attributes:
+        regions: the region of each chunk.
+        digests: the digests of the blocks of each chunk.
+    """
+
+    regions: tuple[Region, ...]
+    digests: tuple[tuple[str, ...], ...]
+
+
 class Checkpoint:
     """A checkpoint that can be read, from `open_checkpoint`. Threads may share it.
 
@@ -155,10 +177,47 @@ class Checkpoint:
     def values(self) -> Mapping[Path, object]:
         """The Python values of the state, by path: numbers, text, bytes, None, and lists of them.
 
-        States of objects of a single process (data iterators) are not among them: see
-        `Run.process_values`.
+        States of objects of a single process (data iterators) are in `process_values`.
         """
         return {value.path: decode_value(value.value) for value in self._sources.spec.values}
+
+    @cached_property
+    def process_values(self) -> Sequence[Mapping[Path, object]]:
+        """The states of objects of a single process by path, for each process that saved."""
+        return [
+            {value.path: decode_value(value.value) for value in copies[0].part.values}
+            for copies in self._sources.parts
+        ]
+
+    @property
+    def metrics(self) -> Mapping[str, float]:
+        """The metrics that were saved with it."""
+        return decode_metrics(self._sources.spec.metrics) or {}
+
+    @cached_property
+    def digests(self) -> Mapping[Path, ChunkDigests]:
+        """The digests of all arrays by path, from the records; those with `alias_of` are left out.
+
+        Raises:
+            CheckpointDamagedError: the records do not match the arrays.
+        """
+        spec = self._sources.spec
+        of_chunks: list[dict[int, tuple[Region, tuple[str, ...]]]] = [{} for _ in spec.arrays]
+        for rank, copies in enumerate(self._sources.parts):
+            blocks = copies[0].part.blocks
+            for chunk in self._sources.chunks(rank):
+                stop = chunk.first_block + block_count(chunk.size_bytes)
+                of_chunks[chunk.array_index][chunk.chunk_index] = (
+                    (chunk.start, chunk.stop),
+                    blocks[chunk.first_block : stop],
+                )
+        return {
+            array.path: ChunkDigests(
+                tuple(chunks[index][0] for index in sorted(chunks)),
+                tuple(chunks[index][1] for index in sorted(chunks)),
+            )
+            for array, chunks in zip(spec.arrays, of_chunks, strict=True)
+        }
 
     def fill(self, targets: Sequence[FillTarget]) -> None:
         """Fill all buffers. One call with many targets reads each block once, and in parallel.
@@ -266,5 +325,7 @@ def _stored(array: ArraySpec, path: Path) -> StoredArray:
         shape=array.shape,
         dtype=array.dtype,
         prng_impl=array.prng_impl,
+        is_scalar=array.scalar,
+        is_weak=array.weak_type,
         alias_of=None if path == array.path else array.path,
     )

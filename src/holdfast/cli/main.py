@@ -1,7 +1,8 @@
 """Run the command `holdfast`: dispatch to its subcommands, and turn errors into exit codes.
 
 Exit codes: 0 for success; 1 for an error, which is printed in one line, with `--json` as a document
-too, and if `verify` found bad bytes; 2 for wrong usage; 130 if interrupted. `run` exits with its
+too, if `verify` found bad bytes, and if what `diff` compares differs; 2 for wrong usage, and if
+`diff` cannot compare; 130 if interrupted. `run` exits with its
 command's code.
 """
 
@@ -18,6 +19,7 @@ from holdfast.cli.advise import advise
 from holdfast.cli.clean import clean
 from holdfast.cli.copy import copy
 from holdfast.cli.demo import demo
+from holdfast.cli.diff import diff
 from holdfast.cli.doctor import doctor
 from holdfast.cli.events import events
 from holdfast.cli.files import export, import_files
@@ -54,7 +56,7 @@ def commands() -> None:
     environment.warn_unknown()
 
 
-_COMMANDS = (ls, show, verify, events, report, advise, save, copy, rm, export, import_files)
+_COMMANDS = (ls, show, diff, verify, events, report, advise, save, copy, rm, export, import_files)
 for _command in (*_COMMANDS, status, watch, page, stats, stop, clean, uploads, doctor, run, demo):
     commands.add_command(_command)
 

@@ -97,6 +97,11 @@ def safetensors_dtype(name: str) -> str | None:
     return _SAFETENSORS.get(name)
 
 
+def dtype_of_safetensors(name: str) -> str | None:
+    """Return the name of the dtype that safetensors headers call `name`; None: there is none."""
+    return next((own for own, theirs in _SAFETENSORS.items() if theirs == name), None)
+
+
 def safetensors_form(name: str, shape: tuple[int, ...]) -> tuple[str, tuple[int, ...]]:
     """Return the (dtype, shape) under which a safetensors header lists a chunk of dtype `name`."""
     form = safetensors_dtype(name)

@@ -121,12 +121,17 @@ def _tensors(checkpoint: Checkpoint, prefix: str, dtype: str | None) -> Iterator
         if not path.startswith(start) or first in written:
             continue
         written.add(first)
-        name = urllib.parse.unquote(path.removeprefix(start).replace("/", "."))
+        name = tensor_name(path.removeprefix(start))
         other = names.setdefault(name, path)
         if other != path:
             raise InvalidArgumentError(f"export: {other} and {path} would both be named {name}")
         written_dtype, kind = _dtype_of(array, dtype)
         yield _Tensor(stored=array, name=name, dtype=written_dtype, kind=kind)
+
+
+def tensor_name(path: str) -> str:
+    """Return the name in files of the array at `path`: `dense.kernel` for `dense/kernel`."""
+    return urllib.parse.unquote(path.replace("/", "."))
 
 
 def _dtype_of(array: StoredArray, floating: str | None) -> tuple[np.dtype, str]:

@@ -1,0 +1,84 @@
+"""Implement `holdfast diff`: compare two checkpoints, and list what differs."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+import click
+
+from holdfast.cli import output
+from holdfast.cli.output import counted, size_text
+from holdfast.comparison.differences import Comparison, compare
+from holdfast.comparison.places import opened
+from holdfast.errors import HoldfastError
+
+SHOWN_MAX = 50
+NOT_COMPARABLE = 2
+
+
+@click.command()
+@click.argument("a", metavar="A[@STEP]")
+@click.argument("b", metavar="B[@STEP]")
+@click.option("--prefix", default="", help="Only what is at or below this path, such as 'model'.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+def diff(a: str, b: str, prefix: str, as_json: bool) -> int:
+    """Compare two checkpoints, and list what differs.
+
+    A and B are runs, whose newest step is taken where STEP is missing; or a file or folder of
+    safetensors, or what PyTorch has saved. Arrays are compared by their digests, and are read where
+    these differ. Equal means the same bits; how arrays were sharded does not matter. Safetensors
+    have arrays alone, under the names of `holdfast export --hf` with the same --prefix.
+
+    The exit code is 0 if they are equal, 1 if they differ, and 2 if they cannot be compared.
+    """
+    try:
+        with opened(a, prefix) as left, opened(b, prefix) as right:
+            comparison = compare(left, right)
+    except HoldfastError as error:
+        return _not_comparable(type(error).__name__, str(error), as_json)
+    if not comparison.has_common:
+        reason = f"compare {a} and {b}: expected an array or a value that both have, found none"
+        return _not_comparable("StructureMismatchError", reason, as_json)
+    if as_json:
+        output.print_json(document(comparison))
+    else:
+        _print(comparison)
+    return 0 if comparison.is_equal else 1
+
+
+def _not_comparable(kind: str, reason: str, as_json: bool) -> int:
+    output.print_error(reason)
+    if as_json:
+        output.print_json({"error": kind, "message": reason})
+    return NOT_COMPARABLE
+
+
+def document(comparison: Comparison) -> dict[str, object]:
+    """Return the comparison as JSON shows it."""
+    return {
+        "equal": comparison.is_equal,
+        **asdict(comparison),
+        "differences": [
+            {**asdict(difference), "text": difference.text} for difference in comparison.differences
+        ],
+    }
+
+
+def _print(comparison: Comparison) -> None:
+    for difference in comparison.differences[:SHOWN_MAX]:
+        output.print_line(difference.text)
+    more = len(comparison.differences) - SHOWN_MAX
+    if more > 0:
+        output.print_line(f"and {counted(more, 'difference')} more, which --json lists")
+    for reason in comparison.left_out:
+        output.note(f"not compared: {reason}")
+    verdict = "equal" if comparison.is_equal else "different"
+    output.print_line(f"{verdict}: {compared_text(comparison)}")
+
+
+def compared_text(comparison: Comparison) -> str:
+    """Return what was compared, in words: `3 arrays (4.0 MB), 2 values and 1 metric`."""
+    arrays = counted(comparison.array_count, "array")
+    values = counted(comparison.value_count, "value")
+    metrics = counted(comparison.metric_count, "metric")
+    return f"{arrays} ({size_text(comparison.array_bytes)}), {values} and {metrics} compared"

@@ -1,0 +1,1 @@
+"""Compare two checkpoints: by digests, and by values where the digests differ."""
