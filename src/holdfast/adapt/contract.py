@@ -13,6 +13,7 @@ from holdfast.format.layout import Chunk
 from holdfast.format.paths import NO_PREFIXES, Path, PathPrefixes
 from holdfast.format.placement import Placement, RestoreTarget
 from holdfast.format.records import Alias, CheckpointSpec, Container, SavedValue
+from holdfast.format.renaming import NO_RENAMING, Renaming
 
 Mark = weakref.ReferenceType[Any] | None
 """A weak reference to an immutable array object; None for an array of a mutable kind."""
@@ -205,6 +206,7 @@ class RestoreRequest:
             has with another shape or kind, is kept from `like`; one that `like` lacks is ignored.
         cast: whether arrays are converted to the dtypes of `like`.
         arrays: whose arrays are returned where there is no `like`.
+        renaming: new names for what the checkpoint has; the other members mean these.
         call: the caller's name, for messages.
     """
 
@@ -213,6 +215,7 @@ class RestoreRequest:
     partial: PathPrefixes = NO_PREFIXES
     cast: bool = False
     arrays: ArraysOf = ArraysOf.NUMPY
+    renaming: Renaming = NO_RENAMING
     call: str = "restore"
 
     def wants(self, path: Path) -> bool:

@@ -379,8 +379,8 @@ def raise_mismatch(differences: Sequence[str], request: RestoreRequest) -> NoRet
         "what was saved):\n  "
         + "\n  ".join(shown)
         + (f"\n  and {more} more" if more else "")
-        + "\nPass a state of the saved structure, or partial=... with the paths that may differ"
-        + rest
+        + "\nPass a state of the saved structure, partial=... with the paths that may differ, or "
+        "rename=... with other names for what was saved" + rest
     )
 
 

@@ -12,6 +12,7 @@ from holdfast.adapt.contract import ArraysOf, RestoreRequest
 from holdfast.errors import InvalidArgumentError, StepNotFoundError, StepOrderError
 from holdfast.format.names import STEP_MAX
 from holdfast.format.paths import NO_PREFIXES, PathPrefixes
+from holdfast.format.renaming import NO_RENAMING, Renaming
 from holdfast.observe.events.schema import TRAINING_WAITS
 from holdfast.policy.preservation_policy import (
     AnyPreservationPolicy,
@@ -114,12 +115,13 @@ def check_flag(name: str, given: object) -> bool:
 
 
 def check_request(
-    like: object, only: object, partial: object, cast: object, arrays: ArraysOf
+    like: object, only: object, partial: object, cast: object, rename: object, arrays: ArraysOf
 ) -> RestoreRequest:
     """Return what a restore was asked for.
 
     Raises:
-        InvalidArgumentError: a prefix is no string; or `partial` or `cast` is given without `like`.
+        InvalidArgumentError: a prefix is no string; `partial` or `cast` is given without `like`; or
+            `rename` is neither a dict of strings nor a function.
     """
     prefixes = _prefixes("only", only)
     allowed = _prefixes("partial", partial) or NO_PREFIXES
@@ -129,10 +131,19 @@ def check_request(
             f"{'partial' if allowed.names else 'cast'}: expected a state as like=..., with which "
             "the checkpoint is compared, found none"
         )
-    return RestoreRequest(like=like, only=prefixes, partial=allowed, cast=casts, arrays=arrays)
+    return RestoreRequest(
+        like=like,
+        only=prefixes,
+        partial=allowed,
+        cast=casts,
+        arrays=arrays,
+        renaming=_renaming(rename),
+    )
 
 
-def check_resume(state: object, only: object, partial: object, cast: object) -> RestoreRequest:
+def check_resume(
+    state: object, only: object, partial: object, cast: object, rename: object
+) -> RestoreRequest:
     """Return what `resume` was asked for.
 
     Raises:
@@ -140,8 +151,23 @@ def check_resume(state: object, only: object, partial: object, cast: object) -> 
     """
     if state is None:
         raise InvalidArgumentError("resume: expected the initial state, found None")
-    request = check_request(state, only, partial, cast, ArraysOf.EITHER)
+    request = check_request(state, only, partial, cast, rename, ArraysOf.EITHER)
     return replace(request, call="resume")
+
+
+def _renaming(rename: object) -> Renaming:
+    if rename is None:
+        return NO_RENAMING
+    if callable(rename):
+        return Renaming(rename)
+    if isinstance(rename, Mapping) and all(
+        isinstance(text, str) for pair in rename.items() for text in pair
+    ):
+        return Renaming(dict(rename))
+    raise InvalidArgumentError(
+        f"rename={rename!r}: expected a dict from beginnings of saved names to what replaces them, "
+        "such as {'model/module.': 'model/'}, or a function from a name to a name"
+    )
 
 
 def _prefixes(name: str, given: object) -> PathPrefixes | None:

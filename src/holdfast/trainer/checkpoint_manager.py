@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any
@@ -261,6 +261,7 @@ class CheckpointManager:
         only: str | Sequence[str] | None = None,
         partial: str | Sequence[str] | None = None,
         cast: bool = False,
+        rename: Mapping[str, str] | Callable[[str], str] | None = None,
     ) -> tuple[int, Any]:
         """Continue from the newest checkpoint that can be restored, or go back to `step`.
 
@@ -275,6 +276,7 @@ class CheckpointManager:
             only: Path prefixes; only these are restored, the rest of `state` is returned as given.
             partial: Path prefixes where `state` may differ from the checkpoint, as for `restore`.
             cast: Convert arrays to the dtypes of `state`, as for `restore`.
+            rename: New names for what was saved, as for `restore`.
 
         Returns:
             (step + 1, the state saved at `step`), with the structure and sharding of `state`; or
@@ -291,7 +293,7 @@ class CheckpointManager:
         After an error the run's position is unchanged.
         """
         self._parts.lifetime.check_call("resume")
-        request = arguments.check_resume(state, only, partial, cast)
+        request = arguments.check_resume(state, only, partial, cast, rename)
         number = None if step is None else arguments.check_step(step)
         with self._parts.patience.of("resume"):
             restored = self._parts.restores.read(number, request)
@@ -317,6 +319,7 @@ class CheckpointManager:
         only: str | Sequence[str] | None = None,
         partial: str | Sequence[str] | None = None,
         cast: bool = False,
+        rename: Mapping[str, str] | Callable[[str], str] | None = None,
     ) -> Any:
         """Read the state of `step`, or of the newest checkpoint that can be restored.
 
@@ -336,6 +339,9 @@ class CheckpointManager:
                 objects with a state among them.
             cast: Convert arrays to the dtypes of `like`: floating-point to floating-point, integer
                 to integer.
+            rename: New names for what was saved: a dict from beginnings of names to what replaces
+                them (`{"model/module.": "model/"}`), or a function of the name. `only` and
+                `partial` mean the new names.
 
         Returns:
             The state, with the structure and sharding of `like`.
@@ -349,7 +355,7 @@ class CheckpointManager:
             ProcessLostError: Another process has ended.
         """
         self._parts.lifetime.check_call("restore")
-        request = arguments.check_request(like, only, partial, cast, ArraysOf.EITHER)
+        request = arguments.check_request(like, only, partial, cast, rename, ArraysOf.EITHER)
         number = None if step is None else arguments.check_step(step)
         with self._parts.patience.of("restore"):
             restored = self._parts.restores.read(number, request)

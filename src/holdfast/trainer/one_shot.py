@@ -7,7 +7,7 @@ reads it. `holdfast.building` has the invariants of how it is built and put in i
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -92,6 +92,7 @@ def load(
     only: str | Sequence[str] | None = None,
     partial: str | Sequence[str] | None = None,
     cast: bool = False,
+    rename: Mapping[str, str] | Callable[[str], str] | None = None,
     framework: str | None = None,
 ) -> Any:
     """Read the state that `save` wrote to `directory`; of a run, that of its newest checkpoint.
@@ -104,7 +105,12 @@ def load(
         try:
             with Run(directory) as run:
                 return run.restore(
-                    like=like, only=only, partial=partial, cast=cast, framework=framework
+                    like=like,
+                    only=only,
+                    partial=partial,
+                    cast=cast,
+                    rename=rename,
+                    framework=framework,
                 )
         except (NotARunError, StepNotFoundError, CheckpointDamagedError, StorageError):
             # What was being read is removed by whoever has replaced it.

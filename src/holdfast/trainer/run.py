@@ -11,7 +11,7 @@ See docs/decisions/0023.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -161,6 +161,7 @@ class Run:
         only: str | Sequence[str] | None = None,
         partial: str | Sequence[str] | None = None,
         cast: bool = False,
+        rename: Mapping[str, str] | Callable[[str], str] | None = None,
         framework: str | None = None,
     ) -> Any:
         """Read the state of `step`, else of the newest checkpoint that can be restored.
@@ -179,6 +180,9 @@ class Run:
                 lacks, which are ignored, states of objects among them; `.` is the whole tree.
             cast: convert arrays to the dtypes of `like`: floating-point among each other, integers
                 among each other.
+            rename: new names for what was saved, before anything else: a dict from beginnings of
+                names to what replaces them (`{"model/module.": "model/"}`), or a function of the
+                name. `only` and `partial` mean the new names; what no rule renames keeps its name.
             framework: `jax`, `torch` or `numpy`: whose arrays the result has where there is no
                 `like`, whichever wrote them. With `like`, whose `like` is; None: find it.
 
@@ -192,12 +196,12 @@ class Run:
             StructureMismatchError: `like` is not what was saved, or nothing is at a prefix of
                 `only`; the message lists all differences by path.
             UnsupportedLeafError: `framework` has no dtype of an array.
-            InvalidArgumentError: there is no such framework.
+            InvalidArgumentError: there is no such framework; or `rename` gives two leaves one name.
             StorageError: the run cannot be read.
         """
         self._check_open("restore")
         kind = ArraysOf.NUMPY if framework is None else ArraysOf.FRAMEWORK
-        request = arguments.check_request(like, only, partial, cast, kind)
+        request = arguments.check_request(like, only, partial, cast, rename, kind)
         restorer = Restorer(find_framework(framework), LoneReader(), self._clock)
         if step is not None:
             number = arguments.check_step(step)

@@ -36,6 +36,7 @@ from holdfast.errors import (
 )
 from holdfast.format.names import STEP_MAX, CheckpointId
 from holdfast.format.paths import Path, path_name
+from holdfast.format.renaming import NO_RENAMING, Renaming
 from holdfast.format.values import decode_value
 from holdfast.garbage import nothing_collected
 from holdfast.quantities import counted
@@ -175,6 +176,7 @@ class _Try:
     error: Exception | None = None
     restoration: Restoration | None = None
     sources: CheckpointSources | None = None
+    renaming: Renaming = NO_RENAMING
     filling: Filling | None = None
     tally: RestoreTally = field(default_factory=RestoreTally)
 
@@ -334,7 +336,9 @@ class Restorer:
         """Find a checkpoint's copies, compare it with what is asked for, and plan its reading."""
         is_outside = self.rounds.is_outside
         tried.sources = view.sources(tried.id)
-        tried.restoration = self.framework.restoration(tried.sources.spec, request)
+        spec = request.renaming.spec(tried.sources.spec, request.call)
+        tried.renaming = request.renaming
+        tried.restoration = self.framework.restoration(spec, request)
         if is_outside and request.like is None and len(tried.sources.parts) > 1:
             tried.restoration.process_values = ()
         if len(tried.sources.parts) != self.rounds.count:
@@ -356,9 +360,9 @@ class Restorer:
             part = tried.sources.parts[self.rounds.rank][0].part
             taken = set(tried.restoration.process_values)
             process_values = {
-                value.path: decode_value(value.value)
+                path: decode_value(value.value)
                 for value in part.values
-                if value.path in taken
+                if (path := tried.renaming.path(value.path)) in taken
             }
         if tried.tally.passed_over:
             log.warning(
@@ -373,7 +377,7 @@ class Restorer:
             sources=dict(tried.tally.bytes_by_tier),
             skipped=tuple(skipped),
             passed_over=tuple(tried.tally.passed_over),
-            left_out=_left_out(tried.sources, tried.restoration.process_values),
+            left_out=_left_out(tried),
             kept=tuple(map(path_name, tried.restoration.kept)),
             seconds=round(seconds, 4),
             shared=tried.tally.shared_bytes,
@@ -416,5 +420,10 @@ def _check_processes(sources: CheckpointSources, paths: Sequence[Path], process_
         )
 
 
-def _left_out(sources: CheckpointSources, taken: Sequence[Path]) -> tuple[str, ...]:
-    return tuple(path_name(p) for p in sources.spec.process_values if p not in set(taken))
+def _left_out(tried: _Try) -> tuple[str, ...]:
+    """Return the names of the objects that were saved and not requested, as they were saved."""
+    assert tried.sources is not None
+    assert tried.restoration is not None
+    taken = set(tried.restoration.process_values)
+    saved = tried.sources.spec.process_values
+    return tuple(path_name(path) for path in saved if tried.renaming.path(path) not in taken)
