@@ -236,6 +236,49 @@ def items_with_names(ocp, folder):
 
 
 @program
+def items_that_do_not_fit(ocp, folder):
+    args, tree = ocp.args, {"x": jnp.ones(1)}
+    items = {"s": ocp.StandardCheckpointHandler(), "j": ocp.JsonCheckpointHandler()}
+    with ocp.CheckpointManager(folder, item_handlers=items) as manager:
+        seen = [
+            attempt(lambda: args.Composite(__s=args.StandardSave(tree)) and None, plain),
+            attempt(lambda: manager.save(0, args=args.Composite(s=args.JsonSave({}))), plain),
+            attempt(lambda: manager.save(1, args=args.Composite(j=args.StandardSave(tree))), plain),
+        ]
+        made = args.Composite(s=args.StandardSave(tree), j=args.JsonSave({"k": 1}))
+        seen.append(manager.save(2, args=made))
+        manager.wait_until_finished()
+        return [*seen, manager.latest_step()]
+
+
+@program
+def metadata_of_a_manager_that_reads(ocp, folder):
+    def opened(name, read_only, metadata):
+        options = ocp.CheckpointManagerOptions(read_only=read_only)
+        (folder / name).mkdir(exist_ok=True)
+        with ocp.CheckpointManager(folder / name, options=options, metadata=metadata) as manager:
+            return dict(manager.metadata().custom_metadata)
+
+    return [
+        opened("stored", False, {"a": 1}),
+        opened("stored", True, {"b": 2}),
+        opened("none", True, {"c": 3}),
+        opened("none", True, None),
+    ]
+
+
+@program
+def deletions_that_do_not_block(ocp, folder):
+    options = ocp.CheckpointManagerOptions(max_to_keep=2, todelete_subdir="gone")
+    with ocp.CheckpointManager(folder, options=options) as manager:
+        for step in range(4):
+            manager.save(step, args=ocp.args.StandardSave({"x": jnp.ones(1)}))
+        manager.wait_until_finished()
+        manager.delete(2)
+        return manager.all_steps()
+
+
+@program
 def old_programs(ocp, folder):
     tree = {"x": jnp.ones(2), "y": 3}
     handler = ocp.PyTreeCheckpointHandler()

@@ -110,8 +110,6 @@ ELSEWHERE = {
 """Options that other tests are about."""
 
 REFUSED: dict[str, Any] = {
-    "todelete_subdir": "deleted",
-    "todelete_full_path": "deleted",
     "atomicity_options": object(),
     "temporary_path_class": object,
     "enable_per_process_directory_creation": True,

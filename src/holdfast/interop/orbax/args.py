@@ -124,6 +124,12 @@ class Composite(CheckpointArgs):
     """Name several items: arguments by name, and in results the restored items by name."""
 
     def __init__(self, **items: Any) -> None:
+        for name in items:
+            if name.startswith("__"):
+                raise ArgumentTypeError(
+                    f"Composite({name}=...): expected a name that does not begin with two "
+                    f"underscores, found {name!r}"
+                )
         self.__dict__["_items"] = dict(items)
 
     def __getattr__(self, name: str) -> Any:

@@ -21,6 +21,7 @@ from types import TracebackType
 from typing import Any
 
 import jax
+from jax.experimental import multihost_utils
 
 from holdfast.building import new_content
 from holdfast.errors import (
@@ -114,10 +115,12 @@ class CheckpointManager:
         self._run: shared_run.SharedRun | None = None
         self._is_closed = False
         self._unfinished = False
+        self._jax_preempted_at: int | None = None
         self._infos: list[decisions.PolicyCheckpointInfo] = []
         self._replaced: dict[int, tuple[decisions.PolicyCheckpointInfo, bool]] = {}
         """What saves in progress replace, by step, and whether Orbax wrote it."""
         self._load_infos(self._options.lightweight_initialize)
+        self._root_metadata = dict(metadata or {}) if self._options.read_only else {}
         if metadata is not None and self._options.save_root_metadata:
             self._write_root_metadata(metadata)
         if jax.process_count() > 1 and not self._options.read_only:
@@ -346,7 +349,17 @@ class CheckpointManager:
                 f"save: the item {(reserved or unknown)[0]!r} is "
                 + ("reserved" if reserved else f"not one of {', '.join(sorted(self._names))}")
             )
-        return {name: ocp_args.checked(entry, f"save {name}") for name, entry in checked.items()}
+        # None stands for an item that this step does not have.
+        given = {name: entry for name, entry in checked.items() if entry is not None}
+        if checked and not given:
+            raise InvalidArgumentError(
+                f"save: expected arguments of at least one item, found None for "
+                f"{', '.join(checked)}"
+            )
+        arguments = {name: ocp_args.checked(entry, f"save {name}") for name, entry in given.items()}
+        for name in arguments.keys() & self._handlers.keys():
+            handlers.check_save_args(self._handlers[name], arguments[name], name)
+        return arguments
 
     def _args_of_items(self, items: Any, kwargs: Any, index: int) -> dict[str, Any]:
         """Return arguments (0: to save, 1: to restore) for items as old programs pass them."""
@@ -494,8 +507,17 @@ class CheckpointManager:
             self._wait(self._run)
 
     def reached_preemption(self, step: int) -> bool:
-        """Return whether a preemption was announced and `step`, or an earlier one, is its last."""
-        return self._run is not None and self._run.manager.reached_preemption(_step(step, "step"))
+        """Return whether a preemption was announced and `step`, or an earlier one, is its last.
+
+        Notices that JAX has received count too: its service agrees on a step with all processes,
+        which call this, or `should_save`, at each step.
+        """
+        number = _step(step, "step")
+        if self._run is not None and self._run.manager.reached_preemption(number):
+            return True
+        if self._jax_preempted_at is None and _jax_reached_preemption(number):
+            self._jax_preempted_at = number
+        return self._jax_preempted_at is not None and number >= self._jax_preempted_at
 
     # Reading.
 
@@ -637,7 +659,7 @@ class CheckpointManager:
         if path.exists():
             content: dict[str, Any] = json.loads(path.read_text())
             return content
-        return orbax_directory.read_root_metadata(self._directory)
+        return orbax_directory.read_root_metadata(self._directory) or self._root_metadata
 
     # Ending.
 
@@ -716,6 +738,14 @@ def _items(
     if registry:
         return dict(registry), None
     return {}, False if names else None
+
+
+def _jax_reached_preemption(step: int) -> bool:
+    try:
+        return bool(multihost_utils.reached_preemption_sync_point(step))
+    except RuntimeError:
+        # The service is switched off.
+        return False
 
 
 def _step(step: Any, call: str) -> int:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from holdfast.errors import InvalidArgumentError
 from holdfast.interop.orbax import args as ocp_args
 from holdfast.interop.orbax import missing_names
+from holdfast.interop.orbax.errors import ArgumentTypeError
 
 
 class CheckpointHandler:
@@ -82,9 +83,7 @@ def args_of(handler: Any) -> tuple[type, type]:
         InvalidArgumentError: The handler is not known.
     """
     handler = getattr(handler, "handler", handler)
-    own_handler = (
-        handler if isinstance(handler, CheckpointHandler) else OWN.get(type(handler).__name__)
-    )
+    own_handler = _own(handler)
     if own_handler is None:
         raise InvalidArgumentError(
             f"CheckpointManager: expected one of the handlers {', '.join(OWN)}, found "
@@ -92,6 +91,24 @@ def args_of(handler: Any) -> tuple[type, type]:
             "save and restore instead"
         )
     return own_handler.save_args, own_handler.restore_args
+
+
+def check_save_args(handler: Any, argument: object, item: str) -> None:
+    """Check that a handler that was given for an item takes what the item is saved with.
+
+    Raises:
+        ArgumentTypeError: It takes other arguments.
+    """
+    own_handler = _own(getattr(handler, "handler", handler))
+    if own_handler is not None and not isinstance(argument, own_handler.save_args):
+        raise ArgumentTypeError(
+            f"save {item}: expected args.{own_handler.save_args.__name__}, which the handler of "
+            f"this item takes, found args.{type(argument).__name__}"
+        )
+
+
+def _own(handler: Any) -> CheckpointHandler | type[CheckpointHandler] | None:
+    return handler if isinstance(handler, CheckpointHandler) else OWN.get(type(handler).__name__)
 
 
 class CheckpointHandlerRegistry:

@@ -132,8 +132,6 @@ class CheckpointManagerOptions:
 
 
 REFUSED: dict[str, tuple[Any, str]] = {
-    "todelete_subdir": (None, "deleted checkpoints are removed; keep them by a policy instead"),
-    "todelete_full_path": (None, "deleted checkpoints are removed; keep them by a policy instead"),
     "atomicity_options": (None, "a checkpoint exists once its manifest does, on every storage"),
     "temporary_path_class": (None, "a checkpoint exists once its manifest does, on every storage"),
     "enable_per_process_directory_creation": (False, "each process writes to one shared directory"),
@@ -146,6 +144,8 @@ KEEPING = ("max_to_keep", "keep_period", "keep_time_interval")
 FULFILLED: dict[str, Any] = {
     "cleanup_tmp_directories": False,
     "single_host_load_and_broadcast": False,
+    "todelete_subdir": None,
+    "todelete_full_path": None,
     "enable_background_delete": False,
     "num_deletion_threads": None,
 }
