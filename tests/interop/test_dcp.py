@@ -7,6 +7,7 @@ import copy
 import os
 import pickle
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,12 @@ import torch.distributed.checkpoint as dcp  # noqa: E402
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata  # noqa: E402
 
 import holdfast  # noqa: E402
-from holdfast.interop.dcp import HoldfastReader, HoldfastWriter  # noqa: E402
+from holdfast.interop.dcp import (  # noqa: E402
+    HoldfastReader,
+    HoldfastWriter,
+    dcp_to_torch_save,
+    torch_save_to_dcp,
+)
 from tests import prepared  # noqa: E402
 from tests.hosts import ending  # noqa: E402
 from tests.interop.dcp_reasons import shown  # noqa: E402
@@ -325,27 +331,70 @@ def test_what_another_program_made_is_not_overwritten(tmp_path: Path) -> None:
     holdfast.save(tmp_path / "two", {"w": torch.zeros(1)})
     with pytest.raises(dcp.CheckpointException, match=shown(r"use holdfast\.load")):
         _loaded(tmp_path / "two", {"w": torch.zeros(1)})
-    dcp.save({"w": torch.zeros(1)}, checkpoint_id=tmp_path / "three", no_dist=True)
-    with pytest.raises(dcp.CheckpointException, match=shown("load it without HoldfastReader")):
-        _loaded(tmp_path / "three", {"w": torch.zeros(1)})
     for made in (HoldfastWriter, HoldfastReader):
         with pytest.raises(holdfast.errors.InvalidArgumentError, match="found a URL"):
             made("s3://bucket/one")
 
 
-def test_plans_that_dcp_has_cached_are_refused(tmp_path: Path) -> None:
-    def save() -> None:
-        planner = dcp.DefaultSavePlanner(enable_plan_caching=True)
-        writer = HoldfastWriter(tmp_path / "one")
-        dcp.save({"w": torch.zeros(1)}, storage_writer=writer, planner=planner, no_dist=True)
+@pytest.fixture
+def plan_caches() -> Iterator[None]:
+    """DCP's caches of plans, which are of the process, empty before and after."""
 
-    try:
-        save()
-        with pytest.raises(dcp.CheckpointException, match="enable_plan_caching=False"):
-            save()
-    finally:
+    def clear() -> None:
         for name in ("save_plan", "all_plans", "global_plan", "metadata", "final_save_plan"):
             getattr(dcp.SavePlanner, f"_cached_{name}").clear()
+
+    clear()
+    yield
+    clear()
+
+
+def test_plans_that_dcp_has_cached_are_used_again(tmp_path: Path, plan_caches: None) -> None:
+    states: list[dict[str, Any]] = [
+        {"w": torch.rand(5), "lr": 0.1},
+        {"w": torch.rand(5), "lr": 0.2},
+        {"w": torch.rand(7), "lr": 0.3, "new": torch.rand(2)},
+        {"w": torch.rand(7), "lr": 0.4, "new": torch.rand(2)},
+    ]
+    for number, state in enumerate(states):
+        planner = dcp.DefaultSavePlanner(enable_plan_caching=True)
+        writer = HoldfastWriter(tmp_path / str(number))
+        dcp.save(state, storage_writer=writer, planner=planner, no_dist=True)
+    for number, state in enumerate(states):
+        blank = {name: torch.zeros_like(value) for name, value in state.items() if name != "lr"}
+        loaded = _loaded(tmp_path / str(number), {**blank, "lr": 0.0})
+        assert loaded.pop("lr") == state.pop("lr")
+        assert all(torch.equal(loaded[name], value) for name, value in state.items())
+
+
+class _OwnPlanner(dcp.DefaultSavePlanner):  # type: ignore[misc]
+    """A second class of planners."""
+
+
+def test_cached_plans_of_two_classes_of_planners_are_refused(
+    tmp_path: Path, plan_caches: None
+) -> None:
+    def save(kind: Any) -> None:
+        writer = HoldfastWriter(tmp_path / "one")
+        planner = kind(enable_plan_caching=True)
+        dcp.save({"w": torch.zeros(1)}, storage_writer=writer, planner=planner, no_dist=True)
+
+    save(dcp.DefaultSavePlanner)
+    save(_OwnPlanner)
+    with pytest.raises(dcp.CheckpointException, match=shown("DefaultSavePlanner, _OwnPlanner")):
+        save(dcp.DefaultSavePlanner)
+
+
+def test_files_of_torch_and_checkpoints_of_dcp_become_each_other(tmp_path: Path) -> None:
+    state = {"model": {"w": torch.rand(5)}, "epoch": 3, "list": [torch.ones(2)]}
+    torch.save(state, tmp_path / "one.pt")
+    torch_save_to_dcp(tmp_path / "one.pt", tmp_path / "one")
+    dcp.save(state, checkpoint_id=tmp_path / "native", no_dist=True)
+    for name in ("one", "native"):
+        dcp_to_torch_save(tmp_path / name, tmp_path / "again.pt")
+        again = torch.load(tmp_path / "again.pt", weights_only=False)
+        assert torch.equal(again["model"]["w"], state["model"]["w"])
+        assert (again["epoch"], again["list"][0].tolist()) == (3, [1.0, 1.0])
 
 
 def test_a_changed_byte_is_found(tmp_path: Path) -> None:

@@ -19,8 +19,16 @@ Invariants:
 All ranks must see the same directory.
 """
 
+from holdfast.interop.dcp.files import dcp_to_torch_save as dcp_to_torch_save
+from holdfast.interop.dcp.files import torch_save_to_dcp as torch_save_to_dcp
 from holdfast.interop.dcp.names import is_of_dcp as is_of_dcp
 from holdfast.interop.dcp.reader import HoldfastReader as HoldfastReader
 from holdfast.interop.dcp.writer import HoldfastWriter as HoldfastWriter
 
-__all__ = ["HoldfastReader", "HoldfastWriter", "is_of_dcp"]
+__all__ = [
+    "HoldfastReader",
+    "HoldfastWriter",
+    "dcp_to_torch_save",
+    "is_of_dcp",
+    "torch_save_to_dcp",
+]

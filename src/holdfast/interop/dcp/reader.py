@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.distributed.checkpoint import StorageReader
+from torch.distributed.checkpoint import FileSystemReader, StorageReader
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import LoadItemType
 from torch.futures import Future
@@ -45,6 +45,8 @@ CONVERTED_SIZE_BYTES = 256 * 1024 * 1024
 class HoldfastReader(StorageReader):  # type: ignore[misc]
     """DCP's reader of what `HoldfastWriter` has written, into any shards of any number of ranks.
 
+    Checkpoints of DCP's own storage are read too, as DCP reads them: without digests.
+
     Tensors in the host's memory are filled in place if they are contiguous and have the saved
     dtype, others by `copy_`. After an error their elements are undefined, as with DCP's own reader.
 
@@ -55,10 +57,11 @@ class HoldfastReader(StorageReader):  # type: ignore[misc]
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._directory = checkpoint_directory(path)
         self._checkpoint: Checkpoint | None = None
+        self._native: FileSystemReader | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state without the open checkpoint."""
-        return {**self.__dict__, "_checkpoint": None}
+        return {**self.__dict__, "_checkpoint": None, "_native": None}
 
     @property
     def checkpoint_id(self) -> str:
@@ -70,7 +73,7 @@ class HoldfastReader(StorageReader):  # type: ignore[misc]
         return "://" not in str(checkpoint_id)
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        self._checkpoint = None
+        self._checkpoint = self._native = None
         if checkpoint_id is not None:
             self._directory = checkpoint_directory(checkpoint_id)
 
@@ -91,10 +94,9 @@ class HoldfastReader(StorageReader):  # type: ignore[misc]
 
     def _metadata(self) -> Metadata:
         if (self._directory / NATIVE_METADATA).exists():
-            raise NotARunError(
-                f"read {self._directory}: expected a checkpoint that HoldfastWriter wrote, found "
-                f"one of DCP's own storage ({NATIVE_METADATA}); load it without HoldfastReader"
-            )
+            log.info("%s is of DCP's own storage: it is read without digests", self._directory)
+            self._native = FileSystemReader(self._directory)
+            return self._native.read_metadata()
         self._checkpoint = open_checkpoint(self._directory, STEP)
         if not is_of_dcp(self._checkpoint):
             raise NotARunError(
@@ -111,8 +113,10 @@ class HoldfastReader(StorageReader):  # type: ignore[misc]
     def set_up_storage_reader(
         self, metadata: Any, is_coordinator: bool, *args: Any, **kwargs: Any
     ) -> None:
-        if self._checkpoint is None:
+        if self._checkpoint is None and self._native is None:
             self.read_metadata()
+        if self._native is not None:
+            self._native.set_up_storage_reader(metadata, is_coordinator)
 
     def prepare_local_plan(self, plan: Any) -> Any:
         return plan
@@ -127,6 +131,8 @@ class HoldfastReader(StorageReader):  # type: ignore[misc]
             StructureMismatchError: an item is not in the checkpoint, or a target has another shape.
             CheckpointDamagedError, StorageError: bytes that are needed cannot be read.
         """
+        if self._native is not None:
+            return self._native.read_data(plan, planner)
         checkpoint = self._checkpoint
         assert checkpoint is not None
         in_place: list[_ReadTensor] = []

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from torch.distributed.checkpoint import StorageWriter
+from torch.distributed.checkpoint import SavePlanner, StorageWriter
 from torch.distributed.checkpoint.metadata import StorageMeta
 from torch.distributed.checkpoint.planner import WriteItemType
 from torch.distributed.checkpoint.staging import AsyncStager, DefaultStager, StagingOptions
@@ -35,7 +35,7 @@ class HoldfastWriter(StorageWriter, AsyncStager):  # type: ignore[misc]
     """DCP's writer to one directory for each checkpoint; see the package.
 
     It stages states for `dcp.async_save` itself: when that returns, the state is copied. It writes
-    one save at a time, and may be pickled. Plans that DCP caches are not supported.
+    one save at a time, and may be pickled.
 
     Args:
         path: The directory of the checkpoint. A `checkpoint_id` that DCP is given replaces it.
@@ -98,15 +98,12 @@ class HoldfastWriter(StorageWriter, AsyncStager):  # type: ignore[misc]
         """Begin the save, and divide the arrays among the ranks. The coordinator calls it.
 
         Raises:
-            InvalidArgumentError: something else is at the path, or a plan is a cached one.
+            InvalidArgumentError: something else is at the path, or the cached plans of several
+                classes of planners may be meant.
             UnsupportedLeafError: a tensor cannot be stored.
             OutOfSpaceError, StorageError: the directory cannot be made.
         """
-        if not all(plan.usable for plan in plans):
-            raise InvalidArgumentError(
-                f"save to {self._directory}: expected whole plans, found cached ones; use a "
-                "planner with enable_plan_caching=False"
-            )
+        plans = _whole(plans, self.checkpoint_id)
         self.close()
         self._saving = CheckpointBuilder(self._directory, _arrays_of(plans), len(plans))
         return [
@@ -166,6 +163,28 @@ class HoldfastWriter(StorageWriter, AsyncStager):  # type: ignore[misc]
                 "this one ended; wait for it, or use a writer for each"
             )
         return saving
+
+
+def _whole(plans: Sequence[Any], directory: str) -> list[Any]:
+    """Return the plans, with cached ones in place of the empty ones that stand for them.
+
+    Each rank needs a plan of its own, which has the task of this save. The caches are by the planner's class. DCP does not say which planner has made the plans.
+    """
+    if all(plan.usable for plan in plans):
+        return [*plans]
+    caches = [
+        cache for cache in SavePlanner._cached_global_plan.values() if len(cache) == len(plans)
+    ]
+    if len(caches) != 1:
+        raise InvalidArgumentError(
+            f"save to {directory}: expected the cached plans of one class of planners, found those "
+            f"of {len(caches)}: {', '.join(SavePlanner._cached_global_plan)}; use planners with "
+            "enable_plan_caching=False for all but one"
+        )
+    return [
+        plan if plan.usable else replace(whole, usable=True)
+        for plan, whole in zip(plans, caches[0], strict=True)
+    ]
 
 
 def _is_object(item: Any) -> bool:
