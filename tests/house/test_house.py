@@ -66,6 +66,9 @@ BROAD_EXCEPTS: dict[str, str] = {
     "src/holdfast/adapt/leaves.py:object_errors": (
         "code of the user's objects raises anything; the error that follows names the leaf"
     ),
+    "src/holdfast/format/renaming.py:Renaming.name": (
+        "code of the user raises anything; the error that follows names the name"
+    ),
     "src/holdfast/interop/orbax/orbax_files.py:_translated": "Orbax raises Exception itself",
     "tests/interop/orbax_round_trips.py:run_all": "any error of a trip is its result",
     "tests/interop/orbax_programs.py:attempt": "an error of either module is what is compared",

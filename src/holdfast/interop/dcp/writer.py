@@ -168,7 +168,8 @@ class HoldfastWriter(StorageWriter, AsyncStager):  # type: ignore[misc]
 def _whole(plans: Sequence[Any], directory: str) -> list[Any]:
     """Return the plans, with cached ones in place of the empty ones that stand for them.
 
-    Each rank needs a plan of its own, which has the task of this save. The caches are by the planner's class. DCP does not say which planner has made the plans.
+    Each rank needs a plan of its own, which has the task of this save. The caches are by the
+    planner's class, and DCP does not say which planner has made the plans.
     """
     if all(plan.usable for plan in plans):
         return [*plans]
