@@ -29,7 +29,7 @@ def manager(directory: str, options: dict) -> holdfast.CheckpointManager:
         directory,
         save_decision_policy=save_decision_policy.FixedIntervalPolicy(1),
         preservation_policy=preservation_policy.LatestN(3),
-        ram=holdfast.RamTier(linger_secs=30) if options.get("ram", True) else None,
+        ram=holdfast.RamTier(linger_secs=600) if options.get("ram", True) else None,
     )
 
 
