@@ -21,8 +21,8 @@ from holdfast.engine.lifecycle.attempts import AttemptStart, begin_attempt, read
 from holdfast.errors import NotARunError, StorageError
 from holdfast.format.names import AttemptId
 from holdfast.store.location import open_durable
-from holdfast.trainer.checks.check_results import Severity
 from holdfast.trainer.checks import storage_checks
+from holdfast.trainer.checks.check_results import Severity
 from holdfast.trainer.checks.storage_checks import check_storage
 from holdfast.trainer.run_copies import copy_run
 from tests.hosts import Host, host
