@@ -18,7 +18,7 @@ from pathlib import Path
 
 from holdfast.clock import SystemClock
 from holdfast.errors import HoldfastError
-from holdfast.format.buffers import Buffer
+from holdfast.format.digests import Buffer
 from holdfast.peers.address import PeerAddress
 from holdfast.peers.client import PeerAccess
 from holdfast.peers.config import LOOPBACK, listen

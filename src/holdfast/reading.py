@@ -27,8 +27,8 @@ from typing import Any
 
 import numpy as np
 
-from holdfast.adapt.casts import can_cast, converted
 from holdfast.adapt.contract import EVERYTHING
+from holdfast.adapt.like import can_cast, converted
 from holdfast.adapt.nested import tree_of
 from holdfast.engine.reading.restore import fill_targets
 from holdfast.engine.reading.run import ReadableRun
@@ -45,10 +45,9 @@ from holdfast.errors import (
 )
 from holdfast.format.digests import block_count
 from holdfast.format.dtypes import numpy_dtype, safetensors_dtype
-from holdfast.format.grid import Region, region_shape
+from holdfast.format.grid import Region, RestoreTarget, region_shape
 from holdfast.format.names import CheckpointId
 from holdfast.format.paths import Path, path_name
-from holdfast.format.placement import RestoreTarget
 from holdfast.format.records import ArraySpec, decode_metrics
 from holdfast.format.values import decode_value
 from holdfast.trainer.opening.run_access import read_only

@@ -6,9 +6,8 @@ tensors: `dtype_name_of`, `host_bytes`, `copy_into`, `tensor_over`, `with_tensor
 
 from __future__ import annotations
 
-from holdfast.adapt.torch.fences import Fence
-from holdfast.adapt.torch.objects import Replicated, with_tensors
-from holdfast.adapt.torch.random_state import RandomState
+from holdfast.adapt.torch.devices import Fence
+from holdfast.adapt.torch.objects import RandomState, Replicated, with_tensors
 from holdfast.adapt.torch.state import TorchFramework
 from holdfast.adapt.torch.tensors import copy_into, dtype_name_of, host_bytes, tensor_over
 

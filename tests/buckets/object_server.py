@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 
 from holdfast.clock import Clock, SystemClock
 from holdfast.errors import HoldfastError, ObjectNotFoundError, StorageError
-from holdfast.format.buffers import Buffer
+from holdfast.format.digests import Buffer
 from holdfast.store.bucket import (
     DELETIONS_MAX,
     TRIES_MAX,

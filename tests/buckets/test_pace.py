@@ -23,13 +23,14 @@ from holdfast.store.bucket import THROTTLED_SECS, TRIES_MAX, BucketStore, Outage
 from holdfast.store.contract import InMemory
 from holdfast.store.location import RunLocation
 from holdfast.store.object_service import connect
-from holdfast.store.run_delays import longest_delay_secs, run_delays
 from holdfast.store.upload_pace import (
     PARTS_AT_ONCE,
     PAUSE_MAX_SECS,
     SLOW_FACTOR,
     SLOW_SECS,
     UploadPace,
+    longest_delay_secs,
+    run_delays,
 )
 from tests.buckets.fault_proxy import FaultProxy, Request, seeded
 from tests.buckets.object_server import ObjectServer

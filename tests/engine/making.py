@@ -26,9 +26,9 @@ from holdfast.engine.lifecycle.commit import commit
 from holdfast.engine.reading.sources import CheckpointSources, find_sources
 from holdfast.engine.saving.part import PartPlan
 from holdfast.engine.saving.part_writer import write_part
+from holdfast.format.grid import Placement
 from holdfast.format.layout import Chunk, image_layout
 from holdfast.format.names import CheckpointId
-from holdfast.format.placement import Placement
 from holdfast.format.records import (
     Alias,
     ArraySpec,

@@ -16,8 +16,7 @@ from holdfast.engine.saving.part import PartImages, PartPlan
 from holdfast.engine.saving.part_writer import write_part
 from holdfast.format.layout import partial_layout
 from holdfast.format.names import CheckpointId, image_key, reused_image_key
-from holdfast.format.ranges import members, ranges_of
-from holdfast.format.records import PartRecord, ReusedImage
+from holdfast.format.records import PartRecord, ReusedImage, members, ranges_of
 from holdfast.store.contract import Store
 from holdfast.store.ram import RamStore
 from tests.engine.making import Made, random_array

@@ -12,7 +12,7 @@ from typing import Any
 
 from holdfast.clock import SystemClock
 from holdfast.errors import HoldfastError
-from holdfast.format.buffers import Buffer
+from holdfast.format.digests import Buffer
 from holdfast.store.contract import Reader, Source, Store, StoredObject, source_of
 from holdfast.store.ram import RamStore
 from holdfast.store.slots import SlotPool

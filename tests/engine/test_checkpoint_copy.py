@@ -15,8 +15,7 @@ from holdfast.engine.lifecycle.commit import commit, is_committed, remove
 from holdfast.engine.saving.part_layouts import PartLayouts
 from holdfast.engine.tiers.checkpoint_copy import commit_copy, copy_part_once, part_copies
 from holdfast.errors import CheckpointDamagedError, ObjectNotFoundError
-from holdfast.format.buffers import Buffer
-from holdfast.format.digests import BLOCK_SIZE_BYTES
+from holdfast.format.digests import BLOCK_SIZE_BYTES, Buffer
 from holdfast.format.names import image_key, manifest_key, part_key
 from holdfast.format.records import Manifest
 from holdfast.store.contract import Source

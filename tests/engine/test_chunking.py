@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 from holdfast.engine.planning.chunking import PIECE_SIZE_MIN_BYTES, split_large
 from holdfast.engine.planning.owners import assign_owners, shared
 from holdfast.format.check import check_spec
-from holdfast.format.grid import contiguous_start, enclosing_chunk
+from holdfast.format.grid import Placement, contiguous_start, enclosing_chunk
 from holdfast.format.layout import image_layout
-from holdfast.format.placement import Placement
 from holdfast.format.sealed import seal
 from tests.engine.making import cells, numpy_type, planned_spec
 from tests.timing import in_time

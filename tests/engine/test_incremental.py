@@ -21,7 +21,7 @@ from holdfast.engine.saving.part_writer import secure_reused, write_part
 from holdfast.errors import ObjectNotFoundError
 from holdfast.format.layout import Chunk
 from holdfast.format.names import CheckpointId, checkpoint_folder, image_key
-from holdfast.format.ranges import members
+from holdfast.format.records import members
 from holdfast.store.ram import RamStore
 from tests.attempts import checkpoint_id
 from tests.engine.making import Made, random_array

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from holdfast.engine.planning.owners import assign_owners, shared
 from holdfast.format.check import check_manifest
+from holdfast.format.grid import Placement
 from holdfast.format.layout import image_layout
-from holdfast.format.placement import Placement
 from holdfast.format.records import Manifest, Owners, PartReference
 from holdfast.format.sealed import seal, unseal
 from tests.attempts import attempt_id

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from holdfast.engine.planning.owners import assign_owners
 from holdfast.engine.planning.replicas import Replica, replicas_of
-from holdfast.format.placement import Placement
+from holdfast.format.grid import Placement
 from holdfast.format.records import Owners
 from tests.engine.test_owners import RANKS, large_job, placements
 from tests.timing import in_time

@@ -21,8 +21,8 @@ from holdfast.engine.reading.restore import (
 from holdfast.engine.reading.sources import CheckpointSources
 from holdfast.engine.saving.part_layouts import PartLayouts
 from holdfast.engine.transfer.copy import copy_part
+from holdfast.format.grid import RestoreTarget
 from holdfast.format.layout import Chunk
-from holdfast.format.placement import RestoreTarget
 from holdfast.store.disk import DiskStore
 from tests.engine.making import (
     Made,

@@ -24,8 +24,8 @@ from holdfast.engine.saving.part_layouts import PartLayouts
 from holdfast.engine.transfer.copy import copy_part
 from holdfast.errors import CheckpointDamagedError, HoldfastError, StorageError
 from holdfast.format.check import CHUNK_COUNT_MAX
+from holdfast.format.grid import RestoreTarget
 from holdfast.format.names import image_key, manifest_key, part_key, reused_image_key
-from holdfast.format.placement import RestoreTarget
 from holdfast.format.records import Manifest, PartRecord, ReusedImage
 from holdfast.format.sealed import record_digest, seal, unseal
 from holdfast.store.contract import Store

@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from holdfast.adapt.casts import can_cast, converted
+from holdfast.adapt.like import can_cast, converted
 from holdfast.errors import StructureMismatchError
 from tests.engine.making import ML_DTYPES, NUMPY_DTYPES, numpy_type
 

@@ -30,6 +30,7 @@ from holdfast.engine.reading.restore import fill_targets
 from holdfast.engine.saving.part_layouts import PartLayouts
 from holdfast.engine.saving.part_writer import write_part
 from holdfast.engine.transfer.copy import copy_part
+from holdfast.format.grid import RestoreTarget
 from holdfast.format.names import (
     CHECKPOINTS,
     CheckpointId,
@@ -37,7 +38,6 @@ from holdfast.format.names import (
     image_key,
     reused_image_key,
 )
-from holdfast.format.placement import RestoreTarget
 from holdfast.format.records import CheckpointSpec, Container
 from holdfast.store.contract import Store
 from holdfast.store.disk import DiskStore

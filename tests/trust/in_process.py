@@ -28,13 +28,13 @@ from holdfast.engine.reading.view import View, view_of
 from holdfast.engine.saving.part import PartImages, PartPlan
 from holdfast.engine.saving.part_writer import write_part
 from holdfast.errors import ObjectNotFoundError
+from holdfast.format.grid import RestoreTarget
 from holdfast.format.layout import Chunk, image_layout
 from holdfast.format.names import AttemptId, CheckpointId
-from holdfast.format.placement import RestoreTarget
 from holdfast.format.records import ArraySpec, CheckpointSpec, Container, PartRecord, SavedValue
 from holdfast.host.agent import Agent
 from holdfast.host.driver.agent_run import AgentRun, open_run
-from holdfast.host.driver.notices import NoticeBoard
+from holdfast.host.driver.attached_trainers import NoticeBoard
 from holdfast.host.metering.meters import Metering
 from holdfast.host.service import Service
 from holdfast.host.wire import protocol

@@ -9,9 +9,9 @@ from enum import Enum, auto
 from typing import Any, Protocol
 
 from holdfast.errors import DeviceError, InvalidArgumentError
+from holdfast.format.grid import Placement, RestoreTarget
 from holdfast.format.layout import Chunk
 from holdfast.format.paths import NO_PREFIXES, Path, PathPrefixes
-from holdfast.format.placement import Placement, RestoreTarget
 from holdfast.format.records import Alias, CheckpointSpec, Container, SavedValue
 from holdfast.format.renaming import NO_RENAMING, Renaming
 

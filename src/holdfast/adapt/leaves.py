@@ -14,8 +14,8 @@ import numpy as np
 from holdfast.adapt.contract import ArrayOutline, Outline
 from holdfast.errors import HoldfastError, StructureMismatchError, UnsupportedLeafError
 from holdfast.format.dtypes import dtype_name
+from holdfast.format.grid import Placement
 from holdfast.format.paths import Path, path_name
-from holdfast.format.placement import Placement
 from holdfast.format.records import Alias, Container, SavedValue
 from holdfast.format.values import encode_value
 

@@ -19,8 +19,8 @@ from holdfast.errors import (
     UnsupportedLeafError,
 )
 from holdfast.format.dtypes import numpy_dtype
+from holdfast.format.grid import RestoreTarget
 from holdfast.format.paths import Path, PathPrefixes, path_name
-from holdfast.format.placement import RestoreTarget
 from holdfast.format.records import ArraySpec, CheckpointSpec, Container, Key
 from holdfast.format.values import decode_value
 

@@ -9,8 +9,7 @@ import msgspec
 
 from holdfast.cli import output
 from holdfast.clock import SystemClock
-from holdfast.observe.events.lines import line_of
-from holdfast.observe.events.reader import Omission
+from holdfast.observe.events.reader import Omission, line_of
 from holdfast.observe.events.schema import EVENTS, Event, event_name
 from holdfast.trainer.opening.run_access import events_of, read_only
 

@@ -15,7 +15,7 @@ from rich.text import Text
 from holdfast.cli import output
 from holdfast.clock import SystemClock
 from holdfast.host.wire.agents_here import asker
-from holdfast.observe.events.lines import line_of
+from holdfast.observe.events.reader import line_of
 from holdfast.observe.events.schema import StepProgress
 from holdfast.observe.live.follower import Poll, RunFollower
 from holdfast.observe.live.snapshot import LiveView, ShownHost

@@ -18,8 +18,16 @@ from holdfast.format.grid import chunk_count
 from holdfast.format.names import PART_COUNT_MAX
 from holdfast.format.ownership import Ownership
 from holdfast.format.paths import Path, key_order, path_name
-from holdfast.format.ranges import are_disjoint, are_ranges, is_subset
-from holdfast.format.records import ArraySpec, CheckpointSpec, Container, Manifest, PartRecord
+from holdfast.format.records import (
+    ArraySpec,
+    CheckpointSpec,
+    Container,
+    Manifest,
+    PartRecord,
+    are_disjoint,
+    are_ranges,
+    is_subset,
+)
 
 AXES_MAX = 64
 REUSED_COUNT_MAX = 16

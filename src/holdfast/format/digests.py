@@ -6,11 +6,14 @@ equal bytes where a later checkpoint reuses an earlier one's image. See docs/dec
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Sequence
+from typing import TypeAlias
 
 import xxhash
 
-from holdfast.format.buffers import Buffer
+Buffer: TypeAlias = bytes | bytearray | memoryview | mmap.mmap
+"""A range of bytes that is passed on without a copy."""
 
 BLOCK_SIZE_BYTES = 8 * 1024 * 1024
 DIGEST_HEX_LENGTH = 32

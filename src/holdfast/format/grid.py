@@ -3,17 +3,21 @@
 Each axis is cut into cells of one extent, of which the last may be shorter, or into cells of listed
 extents, which add up to the axis: FSDP2 with tensor parallelism cuts 10 rows into 3, 2, 3 and 2. An
 array with no elements, and one with no axes, has exactly one chunk. Index ranges are half-open.
+
+`Placement` names the ranks that hold an array's chunks at a save, and `RestoreTarget` a buffer to
+fill at a restore.
 """
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate, pairwise
 from operator import sub
-from typing import TYPE_CHECKING, TypeAlias, TypeGuard
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias, TypeGuard
 
 if TYPE_CHECKING:
     import numpy as np
@@ -223,3 +227,26 @@ def rectangles(shape: Shape, start: int, stop: int) -> Iterator[Region]:
 def _within_row(shape: Shape, index: int, start: int, stop: int) -> Iterator[Region]:
     for lower, upper in rectangles(shape[1:], start, stop):
         yield (index, *lower), (index + 1, *upper)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """One array's chunks: for each chunk in C order, the ranks that hold a replica, ascending."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    chunk_shape: ChunkShape
+    holders: tuple[tuple[int, ...], ...]
+
+
+class RestoreTarget(NamedTuple):
+    """A buffer to fill: `buffer` has the dtype of the array as stored and the shape of `region`.
+
+    Where `take` is set, it may be called instead of filling the buffer, with an array of the same
+    dtype and shape in other memory. That array is read-only and valid as long as it is referenced.
+    """
+
+    array_index: int
+    region: Region
+    buffer: np.ndarray
+    take: Callable[[np.ndarray], None] | None = None

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from holdfast.format.digests import block_ranges
 from holdfast.format.layout import Chunk, ImageLayout, image_layout, partial_layout
 from holdfast.format.names import image_key, reused_image_key
-from holdfast.format.ranges import members
-from holdfast.format.records import ArraySpec, PartRecord, ReusedImage
+from holdfast.format.records import ArraySpec, PartRecord, ReusedImage, members
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

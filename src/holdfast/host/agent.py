@@ -17,9 +17,8 @@ from holdfast.coordination.settings import Settings
 from holdfast.format.names import NO_AGE, CheckpointId, age_of
 from holdfast.format.records import Manifest
 from holdfast.host.driver.agent_run import AgentRun
-from holdfast.host.driver.attached_trainers import AttachedTrainers, JobSettings
+from holdfast.host.driver.attached_trainers import AttachedTrainers, JobSettings, NoticeBoard
 from holdfast.host.driver.driver import Driver, Operation
-from holdfast.host.driver.notices import NoticeBoard
 from holdfast.host.driver.peer_network import PeerNetwork, ServedHost
 from holdfast.host.leaving import Leaving
 from holdfast.host.metering.meters import Metering

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 
 from holdfast.coordination import effects
-from holdfast.host.driver.notices import NoticeBoard
+from holdfast.host.driver.attached_trainers import NoticeBoard
 from holdfast.host.wire.protocol import Notice
 from holdfast.observe.events.schema import LeaderReplaced, PeerHeard, PeerSilent, ProtectionDelayed
 from holdfast.observe.events.writer import EventWriter

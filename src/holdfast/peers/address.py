@@ -1,7 +1,11 @@
-"""Where a peer serves: an address, and its text form. Pure, so that importing it loads no HTTP."""
+"""Where a peer serves: an address, and its text form; and whether a request names loopback.
+
+Pure, so that importing it loads no HTTP.
+"""
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -52,3 +56,24 @@ def parse_address(text: str) -> PeerAddress:
 def parsed_addresses(texts: Mapping[str, str]) -> dict[str, PeerAddress]:
     """The addresses of hosts, each as `str` of one gave it; errors as `parse_address`."""
     return {host: parse_address(text) for host, text in texts.items()}
+
+
+_HOST = re.compile(r"(?:\[(?P<v6>[0-9A-Fa-f:.]+)\]|(?P<name>[A-Za-z0-9.-]+))(?::[0-9]{1,5})?")
+
+
+def names_loopback(header: str) -> bool:
+    """Return whether a request's `Host` is exactly a loopback host, with or without a port.
+
+    A site whose name leads to 127.0.0.1 (DNS rebinding) makes a browser ask for it by that name, so
+    a server on loopback refuses other hosts.
+    """
+    match = _HOST.fullmatch(header)
+    if match is None:
+        return False
+    if match["name"] is not None and match["name"].lower() == "localhost":
+        return True
+    try:
+        address = ipaddress.ip_address(match["v6"] or match["name"])
+    except ValueError:
+        return False
+    return address.is_loopback and (address.version == 6) == (match["v6"] is not None)

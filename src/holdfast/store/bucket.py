@@ -40,7 +40,7 @@ from holdfast.errors import (
     StorageRefusedError,
     StorageThrottledError,
 )
-from holdfast.format.buffers import Buffer
+from holdfast.format.digests import Buffer
 from holdfast.format.names import LEASES
 from holdfast.format.sealed import RECORD_SIZE_MAX_BYTES
 from holdfast.quantities import secs_text

@@ -25,7 +25,7 @@ from typing import NamedTuple, Protocol
 
 from holdfast import waits
 from holdfast.errors import HoldfastError, InvalidArgumentError
-from holdfast.format.buffers import Buffer
+from holdfast.format.digests import Buffer
 
 DURABLE = "durable"
 REMOTE = "remote"

@@ -29,7 +29,7 @@ from holdfast.errors import (
     StorageError,
     translated,
 )
-from holdfast.format.buffers import Buffer
+from holdfast.format.digests import Buffer
 from holdfast.store.contract import (
     DURABLE,
     REMOTE,

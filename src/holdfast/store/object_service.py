@@ -36,7 +36,7 @@ from holdfast.errors import (
     StorageThrottledError,
     StorageUnreachableError,
 )
-from holdfast.format.buffers import Buffer
+from holdfast.format.digests import Buffer
 from holdfast.store.aws_profile import missing_hint, profile_credentials
 from holdfast.store.bucket import Head
 from holdfast.store.contract import StoredObject

@@ -21,7 +21,7 @@ from typing import Protocol, TypeVar, cast
 
 from holdfast.clock import Clock
 from holdfast.errors import HoldfastError, InvalidArgumentError, StorageError, translated
-from holdfast.format.buffers import Buffer
+from holdfast.format.digests import Buffer
 from holdfast.store.contract import Source, Store, StoredObject, exact_blocks, read_each, source_of
 from holdfast.store.file_system import LOCAL, FileSystem
 from holdfast.store.mappings import ReadMappings

@@ -20,14 +20,45 @@ See docs/decisions/0034.
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import weakref
 from collections.abc import Callable, Generator, Mapping
+from pathlib import Path
 from typing import NamedTuple
 
 from holdfast.clock import Clock
 from holdfast.store.contract import Source, exact_blocks
-from holdfast.store.run_delays import longest_delay_secs, run_delays
+
+TASKS = Path("/proc/self/task")
+NANOSECONDS = 1_000_000_000
+
+
+def run_delays() -> dict[str, int]:
+    """Return the nanoseconds that each thread of this process was ready and has waited, by its id.
+
+    The kernel counts them. They grow on a machine with more work than processors, and where a limit
+    of the cgroup stops the process. Where the kernel does not count, the result is empty.
+    """
+    delays: dict[str, int] = {}
+    try:
+        threads = os.listdir(TASKS)
+    except OSError:
+        return delays
+    for thread in threads:
+        try:
+            delays[thread] = int((TASKS / thread / "schedstat").read_text().split()[1])
+        except (OSError, ValueError, IndexError):
+            # It has ended meanwhile, or the kernel does not count.
+            continue
+    return delays
+
+
+def longest_delay_secs(before: Mapping[str, int], after: Mapping[str, int]) -> float:
+    """Return for how long the thread that waited most has done so between two counts."""
+    delays = (count - before.get(thread, 0) for thread, count in after.items())
+    return max(0, max(delays, default=0)) / NANOSECONDS
+
 
 PARTS_AT_ONCE = 8
 USUAL_GROWTH = 1.05

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from holdfast.clock import Clock
-from holdfast.format.buffers import Buffer
+from holdfast.format.digests import Buffer
 from holdfast.store.file_system import LOCAL, FileSystem
 from holdfast.store.free_names import UNFINISHED, take_name
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from holdfast.format.buffers import Buffer
+from holdfast.format.digests import Buffer
 
 
 class SourceFailedError(Exception):

@@ -15,7 +15,7 @@ from typing import ClassVar
 import pytest
 
 from holdfast.errors import InvalidArgumentError, ObjectNotFoundError, StorageError
-from holdfast.format.buffers import Buffer
+from holdfast.format.digests import Buffer
 from holdfast.store.contract import Store
 from holdfast.store.direct_io import ALIGNMENT_BYTES as ALIGNMENT
 from holdfast.store.disk import FIRST_SIZE_BYTES, PIECE_SIZE_BYTES, STAGING_SIZE_BYTES

@@ -15,9 +15,9 @@ from holdfast.engine.planning.chunking import split_large
 from holdfast.engine.planning.owners import assign_owners, shared
 from holdfast.engine.planning.replicas import Replica, replicas_of
 from holdfast.engine.saving.part import PartPlan
+from holdfast.format.grid import Placement
 from holdfast.format.layout import ImageLayout, image_layout
 from holdfast.format.names import CheckpointId
-from holdfast.format.placement import Placement
 from holdfast.format.records import ArraySpec, CheckpointSpec, encode_metrics
 from holdfast.host.wire.protocol import COPIES_MAX
 

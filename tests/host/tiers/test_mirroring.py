@@ -16,9 +16,8 @@ import pytest
 
 from holdfast.coordination.mirror import PAUSE_SECS_MAX
 from holdfast.engine.lifecycle.attempts import AttemptStart, begin_attempt
-from holdfast.engine.lifecycle.catalog import list_checkpoints
+from holdfast.engine.lifecycle.catalog import list_checkpoints, read_manifests
 from holdfast.engine.lifecycle.commit import remove
-from holdfast.engine.lifecycle.manifests import read_manifests
 from holdfast.engine.lifecycle.run import create_run
 from holdfast.engine.reading.sources import find_sources
 from holdfast.engine.tiers.checkpoint_copy import copy_part_once

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from holdfast.errors import InvalidArgumentError
+from holdfast.peers.address import names_loopback
 from holdfast.peers.config import listen
-from holdfast.peers.host_header import names_loopback
 
 
 @pytest.mark.parametrize(

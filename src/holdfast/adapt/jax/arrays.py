@@ -14,9 +14,8 @@ import numpy as np
 from holdfast.adapt.jax import internals
 from holdfast.errors import UnsupportedLeafError
 from holdfast.format.dtypes import dtype_name
-from holdfast.format.grid import Region, chunk_count, chunk_region, region_shape
+from holdfast.format.grid import Placement, Region, chunk_count, chunk_region, region_shape
 from holdfast.format.paths import Path, path_name
-from holdfast.format.placement import Placement
 
 ALIGNMENT_BYTES = 64
 PAGE_SIZE_BYTES = 4096

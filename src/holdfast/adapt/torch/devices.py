@@ -6,6 +6,11 @@ copied before `save` returns, since forward passes change buffers, and nothing r
 The streams wait for no other stream. So an event is recorded on the stream of the training when
 the state is taken, and the thread that queues the copies waits for it first. A tensor's memory is
 not used for another one meanwhile, because the save holds the tensor.
+
+A fence is a place at which a training may change what a save still copies. A save returns while
+weights and optimizer states are being copied; forward and backward run beside the copy. The
+training stops at the fence until the copy has ended, if it has not by then. See
+docs/decisions/0032.
 """
 
 from __future__ import annotations
@@ -18,17 +23,62 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from holdfast.adapt.contract import DeviceRange
 from holdfast.adapt.devices.cuda import open_cuda
 from holdfast.adapt.devices.runtime import DeviceRuntime
 from holdfast.adapt.devices.transfers import RegisteredMemory, Streams
 from holdfast.adapt.torch import tensors
-from holdfast.adapt.torch.fences import Fence, OptimizerFence
 from holdfast.errors import DeviceError
 from holdfast.format.grid import Region, contiguous_start, region_shape
 from holdfast.format.layout import Chunk
 from holdfast.format.paths import Path, path_name
+
+
+class Fence:
+    """A fence that the training passes by calling it.
+
+    For trainings whose updates PyTorch does not report: replayed CUDA graphs, compiled optimizer
+    steps, kernels of one's own, `.data`. Give it to the manager by
+    `framework=TorchFramework(fence=...)`, and call it each time before weights or optimizer states
+    are changed. It belongs to the training thread.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: list[Callable[[], None]] = []
+
+    def __call__(self) -> None:
+        """Wait until all copies of earlier saves have ended, however they ended."""
+        while self._waiting:
+            self._waiting.pop()()
+
+    def add_loan(self, finish: Callable[[], None]) -> None:
+        """Call `finish` when the fence is passed next."""
+        self._waiting.append(finish)
+
+    def covers_tensor(self, optimizer: Any) -> bool:
+        """Return whether the training passes the fence before `optimizer` changes anything."""
+        return True
+
+
+class OptimizerFence(Fence):
+    """The fence that each step of each optimizer passes, by PyTorch's global hook."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        # A compiled step would otherwise contain the wait, or the lack of one.
+        hook = torch.compiler.disable(self._before_step)
+        self._handle = register_optimizer_step_pre_hook(hook)
+
+    def covers_tensor(self, optimizer: Any) -> bool:
+        # Steps that are captured in CUDA graphs call no hook; these may be.
+        is_hooked = getattr(type(optimizer).step, "hooked", False)
+        return is_hooked and not any(of.get("capturable") for of in optimizer.param_groups)
+
+    def _before_step(self, optimizer: Any, arguments: Any, named: Any) -> None:
+        self()
+
 
 log = logging.getLogger(__name__)
 

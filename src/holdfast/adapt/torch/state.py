@@ -26,8 +26,7 @@ from holdfast.adapt.contract import (
 )
 from holdfast.adapt.nested import NestedRestoration
 from holdfast.adapt.torch import tensors
-from holdfast.adapt.torch.devices import Loan, TorchDevices, is_on_device
-from holdfast.adapt.torch.fences import Fence
+from holdfast.adapt.torch.devices import Fence, Loan, TorchDevices, is_on_device
 from holdfast.adapt.torch.processes import TorchProcesses
 from holdfast.adapt.torch.restore import filling
 from holdfast.adapt.torch.tree import flatten, tied, updated_by_optimizers

@@ -21,6 +21,7 @@ from holdfast.errors import UnsupportedLeafError
 from holdfast.format.dtypes import numpy_dtype
 from holdfast.format.grid import (
     ChunkShape,
+    Placement,
     Region,
     chunk_count,
     chunk_region,
@@ -28,7 +29,6 @@ from holdfast.format.grid import (
     region_shape,
 )
 from holdfast.format.paths import Path, path_name
-from holdfast.format.placement import Placement
 
 Holders = tuple[tuple[int, ...], ...]
 _NO_DISPATCH: Any = torch.Tensor.__torch_dispatch__

@@ -1,4 +1,4 @@
-"""The checkpoints in a store, derived from one listing of names and sizes.
+"""The checkpoints in a store, derived from one listing of names and sizes, and their manifests.
 
 A listing proves that objects exist, not that they are intact: readers check that.
 
@@ -7,24 +7,29 @@ See docs/decisions/0029.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, wait
 from dataclasses import dataclass, field
 
 from holdfast import waits
-from holdfast.errors import StorageError
+from holdfast.errors import CheckpointDamagedError, HoldfastError, StorageError
+from holdfast.format.check import check_manifest
 from holdfast.format.names import (
     CHECKPOINTS,
     MANIFESTS,
     NO_ATTEMPT,
     CheckpointId,
     checkpoint_folder,
+    manifest_key,
     parse_checkpoint_name,
     parse_manifest_key,
     parse_object_key,
     parse_part_name,
     parse_reused_image_name,
 )
+from holdfast.format.records import Manifest, decode_metrics
+from holdfast.format.sealed import unseal
+from holdfast.policy.contexts import CheckpointInfo
 from holdfast.store.contract import ReadableStore, StoredObject
 
 PEERS_AT_ONCE = 16
@@ -185,3 +190,28 @@ def listings_of(objects: Iterable[StoredObject]) -> dict[CheckpointId, Listing]:
             if committed is not None:
                 tier.setdefault(committed, Listing()).is_committed = True
     return {c: tier[c] for c in sorted(tier) if tier[c].sizes_bytes or tier[c].is_committed}
+
+
+def read_manifests(store: ReadableStore, checkpoints: Sequence[CheckpointId]) -> Iterator[Manifest]:
+    """Read the manifests concurrently, and yield them in the order of `checkpoints`.
+
+    Raises:
+        CheckpointDamagedError, StorageError, NewerFormatError: one of them cannot be read. The
+            error of a damaged one names the tier, since a run may have two.
+    """
+    keys = [manifest_key(checkpoint) for checkpoint in checkpoints]
+    for key, data in zip(keys, store.get_many(keys), strict=True):
+        if isinstance(data, HoldfastError):
+            raise data
+        try:
+            manifest = unseal(data, Manifest, key)
+            check_manifest(manifest, key)
+        except CheckpointDamagedError as error:
+            raise CheckpointDamagedError(f"{store.name}: {error}") from error
+        yield manifest
+
+
+def info_of(manifest: Manifest) -> CheckpointInfo:
+    """Return what policies see of a committed checkpoint."""
+    spec = manifest.checkpoint
+    return CheckpointInfo(manifest.step, spec.time, decode_metrics(spec.metrics))

@@ -24,9 +24,8 @@ import numpy as np
 
 from holdfast.format.digests import BLOCK_SIZE_BYTES
 from holdfast.format.dtypes import item_size_bytes
-from holdfast.format.grid import Shape, grid_shape, is_regular, largest_chunk_shape
+from holdfast.format.grid import Placement, Shape, grid_shape, is_regular, largest_chunk_shape
 from holdfast.format.layout import CHUNK_ALIGNMENT_BYTES
-from holdfast.format.placement import Placement
 
 PIECE_SIZE_MIN_BYTES = BLOCK_SIZE_BYTES
 """Smaller pieces cost more in bookkeeping than they gain in balance."""

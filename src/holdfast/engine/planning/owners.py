@@ -15,8 +15,7 @@ from itertools import groupby
 import numpy as np
 
 from holdfast.format.dtypes import item_size_bytes
-from holdfast.format.grid import chunk_sizes
-from holdfast.format.placement import Placement
+from holdfast.format.grid import Placement, chunk_sizes
 from holdfast.format.records import Owners
 
 ASSIGNMENTS_MAX = 16

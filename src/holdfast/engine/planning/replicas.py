@@ -18,8 +18,7 @@ from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 
 from holdfast.format.dtypes import item_size_bytes
-from holdfast.format.grid import largest_chunk_shape
-from holdfast.format.placement import Placement
+from holdfast.format.grid import Placement, largest_chunk_shape
 from holdfast.format.records import Owners
 
 LOOKED_AT_MAX = 64

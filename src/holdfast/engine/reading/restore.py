@@ -33,6 +33,7 @@ from holdfast.format.digests import BLOCK_SIZE_BYTES, block_ranges, digest
 from holdfast.format.dtypes import item_size_bytes
 from holdfast.format.grid import (
     Region,
+    RestoreTarget,
     chunks_overlapping,
     intersection,
     rectangles,
@@ -40,7 +41,6 @@ from holdfast.format.grid import (
     slices_within,
 )
 from holdfast.format.layout import Chunk
-from holdfast.format.placement import RestoreTarget
 from holdfast.garbage import nothing_collected
 from holdfast.store.contract import Reader
 

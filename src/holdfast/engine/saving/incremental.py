@@ -20,8 +20,7 @@ from holdfast.adapt.contract import Mark
 from holdfast.engine.saving.part import ChunkBytes, PartImages, PartPlan
 from holdfast.format.digests import block_count, block_ranges, digest
 from holdfast.format.layout import Chunk, ImageLayout, partial_layout
-from holdfast.format.ranges import members, ranges_of
-from holdfast.format.records import PartRecord, ReusedImage
+from holdfast.format.records import PartRecord, ReusedImage, members, ranges_of
 
 REUSED_COUNT_MAX = 4
 USED_SIZE_MIN_BYTES = 1024 * 1024

@@ -6,8 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from holdfast.errors import CheckpointDamagedError
-from holdfast.format.buffers import Buffer
-from holdfast.format.digests import digest
+from holdfast.format.digests import Buffer, digest
 from holdfast.format.layout import Chunk, ImageLayout
 from holdfast.format.names import CheckpointId
 from holdfast.format.part_layout import PartLayout, image_sizes_bytes

@@ -28,12 +28,10 @@ from holdfast.engine.saving.incremental import SealedPart, choose, remember
 from holdfast.engine.saving.part import ChunkBytes, PartImages, PartPlan
 from holdfast.engine.saving.slots import SlotFill
 from holdfast.errors import StorageError
-from holdfast.format.buffers import Buffer
-from holdfast.format.digests import block_count, block_ranges, digest
+from holdfast.format.digests import Buffer, block_count, block_ranges, digest
 from holdfast.format.layout import Chunk, ImageLayout, partial_layout
 from holdfast.format.names import image_key, part_key, reused_image_key
-from holdfast.format.ranges import members
-from holdfast.format.records import PartRecord
+from holdfast.format.records import PartRecord, members
 from holdfast.format.sealed import seal
 from holdfast.store.contract import Reader, Store
 

@@ -20,8 +20,7 @@ from holdfast.engine.saving.part import check_digest
 from holdfast.engine.saving.part_layouts import PartLayouts
 from holdfast.engine.transfer.copy import BlockRanges, is_stored
 from holdfast.errors import CheckpointDamagedError, ObjectNotFoundError, StorageError
-from holdfast.format.buffers import Buffer
-from holdfast.format.digests import digest
+from holdfast.format.digests import Buffer, digest
 from holdfast.format.names import CheckpointId, manifest_key, part_key
 from holdfast.format.part_layout import expected_digests, image_keys
 from holdfast.format.records import Manifest

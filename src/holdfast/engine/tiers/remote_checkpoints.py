@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from holdfast.engine.lifecycle.attempts import read_attempts
-from holdfast.engine.lifecycle.catalog import Listing
+from holdfast.engine.lifecycle.catalog import Listing, info_of, read_manifests
 from holdfast.engine.lifecycle.commit import check_not_fenced
-from holdfast.engine.lifecycle.manifests import info_of, read_manifests
 from holdfast.engine.lifecycle.newest import newest_committed
 from holdfast.engine.lifecycle.references import ReusedImages, remove_durable
 from holdfast.engine.lifecycle.retention import branches, to_drop

@@ -14,8 +14,7 @@ from itertools import islice
 from holdfast.engine.saving.part import check_digest
 from holdfast.engine.saving.part_layouts import PartLayouts
 from holdfast.errors import ObjectNotFoundError, StorageError
-from holdfast.format.buffers import Buffer
-from holdfast.format.digests import digest
+from holdfast.format.digests import Buffer, digest
 from holdfast.format.names import part_key
 from holdfast.format.part_layout import PartLayout, expected_digests, image_keys
 from holdfast.format.records import PartRecord, ReusedImage

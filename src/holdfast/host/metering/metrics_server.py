@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 from holdfast.errors import HoldfastError
 from holdfast.host.wire.protocol import MetricsAddress
 from holdfast.observe.metrics.metric_families import AgentMetrics, MetricFamily
+from holdfast.peers.address import names_loopback
 from holdfast.peers.config import listen
-from holdfast.peers.host_header import names_loopback
 
 if TYPE_CHECKING:
     from aiohttp import web

@@ -12,9 +12,8 @@ from dataclasses import dataclass, field
 
 from holdfast.coordination import effects, inputs
 from holdfast.engine.lifecycle.attempts import newest_attempt
-from holdfast.engine.lifecycle.catalog import Listing, list_folder
+from holdfast.engine.lifecycle.catalog import Listing, list_folder, read_manifests
 from holdfast.engine.lifecycle.commit import check_not_fenced
-from holdfast.engine.lifecycle.manifests import read_manifests
 from holdfast.engine.lifecycle.run import check_run
 from holdfast.engine.saving.part_layouts import PartLayouts
 from holdfast.engine.tiers.checkpoint_copy import commit_copy, copy_part_once, part_copies

@@ -27,9 +27,14 @@ from holdfast.engine.lifecycle.attempts import (
     newest_number,
     read_attempts,
 )
-from holdfast.engine.lifecycle.catalog import Listing, list_checkpoints, list_folder
+from holdfast.engine.lifecycle.catalog import (
+    Listing,
+    info_of,
+    list_checkpoints,
+    list_folder,
+    read_manifests,
+)
 from holdfast.engine.lifecycle.commit import remove
-from holdfast.engine.lifecycle.manifests import info_of, read_manifests
 from holdfast.engine.lifecycle.newest import list_newest
 from holdfast.engine.lifecycle.recovery import recover
 from holdfast.engine.lifecycle.references import image_keys_in, remove_durable

@@ -51,7 +51,7 @@ from holdfast.format.records import AttemptRecord, CheckpointSpec, Manifest
 from holdfast.format.timeline import last_steps
 from holdfast.host.driver.agent_run import AgentRun
 from holdfast.host.driver.attached_trainers import AttachedTrainers
-from holdfast.host.tiers.daemon_threads import in_thread
+from holdfast.host.tiers.daemon_threads import LeaseCall, TierLeases, in_thread
 from holdfast.host.tiers.opening_listing import OpeningListing
 from holdfast.host.tiers.ram_attempts import (
     foreign_attempts,
@@ -61,7 +61,6 @@ from holdfast.host.tiers.ram_attempts import (
 )
 from holdfast.host.tiers.ram_place import note_place, place_of
 from holdfast.host.tiers.ram_tier import RamTier, listed_parts
-from holdfast.host.tiers.tier_leases import LeaseCall, TierLeases
 from holdfast.host.wire.agent_directory import user_name
 from holdfast.observe.events.schema import CopyFailed
 from holdfast.peers.directory import PeerDirectory

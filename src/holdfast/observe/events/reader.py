@@ -1,4 +1,4 @@
-"""Read the events of a run: all hosts and attempts together, in the order of time.
+"""Read the events of a run: all hosts and attempts together, in the order of time; word each.
 
 Reading takes no lock and writes nothing, so it may be done beside a live run. It never fails for
 what it finds: a line that is cut off, an event or a version that this code does not know, a
@@ -28,7 +28,14 @@ import msgspec
 from holdfast.clock import Clock, SystemClock
 from holdfast.errors import StorageError
 from holdfast.format.json_codec import decode
-from holdfast.observe.events.schema import EVENTS, UNSTAMPED, VERSION, Event, event_name
+from holdfast.observe.events.schema import (
+    EVENTS,
+    UNSTAMPED,
+    VERSION,
+    CheckpointEvent,
+    Event,
+    event_name,
+)
 from holdfast.observe.events.segments import Segment, list_segments, open_folder, open_plain
 from holdfast.observe.events.uploaded_segments import UploadedSegments, origin_folders, read_origin
 from holdfast.store.durable import DurableStore, RunHome
@@ -327,3 +334,29 @@ def _lines(fd: int, position: int) -> Iterator[tuple[bytes, int]]:
             rest = b""
     if rest:
         yield rest, position + len(rest)
+
+
+_STAMP = {field.name for field in msgspec.structs.fields(Event)}
+
+
+def line_of(event: Event) -> str:
+    """Return an event as one readable line."""
+    members = {
+        name: value
+        for name, value in msgspec.structs.asdict(event).items()
+        if name not in _STAMP and value not in (None, (), {})
+    }
+    about = f"attempt {event.run_attempt}"
+    if isinstance(event, CheckpointEvent):
+        about = f"step {members.pop('step')} of attempt {members.pop('attempt')}"
+    says = ", ".join(f"{name} {_text(value)}" for name, value in members.items())
+    time = event.time.strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
+    line = f"{time}  {event.host}  {event_name(event)}  {about}" + (f": {says}" if says else "")
+    # A name or a reason may hold anything; a line stays a line.
+    return "".join(char if char.isprintable() else " " for char in line)
+
+
+def _text(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return value if isinstance(value, str) else msgspec.json.encode(value).decode()

@@ -26,10 +26,10 @@ import msgspec
 from aiohttp import web
 
 from holdfast.errors import HoldfastError
-from holdfast.observe.events.lines import line_of
+from holdfast.observe.events.reader import line_of
 from holdfast.observe.events.schema import Event, event_name
 from holdfast.observe.live.follower import Poll, RunFollower
-from holdfast.peers.host_header import names_loopback
+from holdfast.peers.address import names_loopback
 
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
