@@ -259,11 +259,12 @@ class SlotWriter:
         self._path = path
         self._slot = slot
         self._is_closed = False
+        self._unchecked_bytes = 0
 
     @property
     def size_bytes(self) -> int:
         """The size of the image in bytes."""
-        return self._slot.size_bytes
+        return len(self._slot.pages)
 
     @property
     def is_current(self) -> bool:
@@ -276,7 +277,14 @@ class SlotWriter:
         Raises:
             StorageError: another process changed the slot.
         """
-        self._slot.write(offset_bytes, data)
+        slot = self._slot
+        if offset_bytes + len(data) > len(slot.pages):
+            raise InvalidArgumentError(f"fill {self._path}: more than {len(slot.pages)} bytes")
+        if self._unchecked_bytes <= 0:
+            self.check_whole()
+            self._unchecked_bytes = CHECKED_SIZE_BYTES
+        self._unchecked_bytes -= len(data)
+        self._folder.files.fill_pages(slot.fd, slot.pages, offset_bytes, data)
 
     def target(self, start: int, stop: int) -> memoryview:
         """Return the memory of bytes [start, stop), to be filled and read before it is closed.
@@ -284,11 +292,18 @@ class SlotWriter:
         Raises:
             StorageError: another process changed the slot.
         """
-        return self._slot.target(start, stop)
+        if not 0 <= start <= stop <= self.size_bytes:
+            raise InvalidArgumentError(
+                f"fill {self._path}: expected a range within {self.size_bytes} bytes, found "
+                f"[{start}, {stop})"
+            )
+        self.check_whole()
+        return memoryview(self._slot.pages)[start:stop]
 
     def view(self) -> memoryview:
         """Return all bytes, for reading until the slot is closed."""
-        return self._slot.view()
+        self.check_whole()
+        return memoryview(self._slot.pages).toreadonly()
 
     def pinned(self, pin: Callable[[memoryview], AnyPin | None]) -> AnyPin | None:
         """Return the result of `pin` for the slot's memory; created once, closed before unmapping.
@@ -296,15 +311,26 @@ class SlotWriter:
         A device's writes bypass `FileSystem` and the check before each block, so the caller calls
         `check_whole` after them.
         """
-        return self._slot.pinned(pin)
+        if self._slot.pin is None:
+            self._slot.pin = pin(memoryview(self._slot.pages))
+        # A process uses a single kind of pin, so the type matches.
+        return cast("AnyPin | None", self._slot.pin)
 
     def check_whole(self) -> None:
         """Check that the slot still has memory for all bytes, so that readers see what was written.
 
+        Called before each MiB copied, and after a device's copies.
+
         Raises:
-            StorageError: another process changed the slot.
+            StorageError: another process truncated the slot or punched holes in it.
         """
-        self._slot.check_whole()
+        status = os.fstat(self._slot.fd)
+        memory_bytes = min(status.st_size, status.st_blocks * 512)
+        if memory_bytes < self.size_bytes:
+            raise StorageError(
+                f"fill {self._path}: expected {self.size_bytes} bytes of memory, found "
+                f"{memory_bytes}; another process changes the RAM tier"
+            )
 
     def show(self, key: str) -> None:
         """Give the image its name atomically; it must not be written to afterwards.
@@ -333,24 +359,23 @@ class SlotWriter:
 
 
 class _MappedSlot:
-    """A slot, open and mapped for writing."""
+    """A slot, open and mapped for writing; it is filled by one `SlotWriter` after another."""
 
     def __init__(self, path: Path, size_bytes: int, files: FileSystem) -> None:
         self._path = path
         self._files = files
-        self._fd = files.open(path, os.O_RDWR | os.O_NOFOLLOW)
+        self.fd = files.open(path, os.O_RDWR | os.O_NOFOLLOW)
         with contextlib.ExitStack() as on_error:
-            on_error.callback(files.close, self._fd)
-            file_bytes = os.fstat(self._fd).st_size
+            on_error.callback(files.close, self.fd)
+            file_bytes = os.fstat(self.fd).st_size
             if file_bytes != size_bytes:
                 # Writing past a file's end through a mapping would kill the process.
                 raise StorageError(f"map {path}: expected {size_bytes} bytes, found {file_bytes}")
-            self._map = mmap.mmap(self._fd, size_bytes)
-            _populate(self._map)
+            self.pages = mmap.mmap(self.fd, size_bytes)
+            _populate(self.pages)
             on_error.pop_all()
         self.is_filling = False
-        self._unchecked_bytes = 0
-        self._pin: Pin | None = None
+        self.pin: Pin | None = None
 
     def is_current(self) -> bool:
         """Return whether the slot's name still refers to the mapped file, at its full size."""
@@ -358,7 +383,7 @@ class _MappedSlot:
             shown = os.stat(self._path)
         except OSError:
             return False
-        return os.path.samestat(shown, os.fstat(self._fd)) and shown.st_size == len(self._map)
+        return os.path.samestat(shown, os.fstat(self.fd)) and shown.st_size == len(self.pages)
 
     def lock(self, clock: Clock) -> None:
         """Locks it for filling.
@@ -367,7 +392,7 @@ class _MappedSlot:
             StorageError: another process uses the slot, or sealed an image in it. It is not locked.
         """
         deadline = clock.monotonic() + LOCK_SECS
-        while not _try_lock(self._fd, fcntl.LOCK_EX):
+        while not _try_lock(self.fd, fcntl.LOCK_EX):
             # A search for free slots holds the lock for a moment; readers and writers, longer.
             if clock.monotonic() > deadline:
                 raise StorageError(f"fill {self._path}: another process uses this slot")
@@ -378,17 +403,16 @@ class _MappedSlot:
             self.unlock()
             raise
         self.is_filling = True
-        self._unchecked_bytes = 0
 
     def unlock(self) -> None:
         """Unlock the slot; without an image it is free again.
 
         If a device may still write into it, it stays locked until this process ends.
         """
-        if self._pin is not None and self._pin.is_busy:
+        if self.pin is not None and self.pin.is_busy:
             return
         self.is_filling = False
-        fcntl.flock(self._fd, fcntl.LOCK_UN)
+        fcntl.flock(self.fd, fcntl.LOCK_UN)
 
     def _check_free(self) -> None:
         """Check, under the lock, that no image was sealed in the slot.
@@ -399,66 +423,16 @@ class _MappedSlot:
         Raises:
             StorageError: an image was sealed in it; nothing was written.
         """
-        if os.fstat(self._fd).st_nlink != 1:
+        if os.fstat(self.fd).st_nlink != 1:
             raise StorageError(f"fill {self._path}: this slot was given to another process since")
 
-    def write(self, offset_bytes: int, data: memoryview) -> None:
-        """Copies `data` into the slot's memory."""
-        if offset_bytes + len(data) > len(self._map):
-            raise InvalidArgumentError(f"fill {self._path}: more than {len(self._map)} bytes")
-        if self._unchecked_bytes <= 0:
-            self.check_whole()
-            self._unchecked_bytes = CHECKED_SIZE_BYTES
-        self._unchecked_bytes -= len(data)
-        self._files.fill_pages(self._fd, self._map, offset_bytes, data)
-
-    def target(self, start: int, stop: int) -> memoryview:
-        """Return bytes [start, stop) of its memory, for writing."""
-        if not 0 <= start <= stop <= len(self._map):
-            raise InvalidArgumentError(
-                f"fill {self._path}: expected a range within {len(self._map)} bytes, found "
-                f"[{start}, {stop})"
-            )
-        self.check_whole()
-        return memoryview(self._map)[start:stop]
-
-    def view(self) -> memoryview:
-        """Return its memory, read-only."""
-        self.check_whole()
-        return memoryview(self._map).toreadonly()
-
-    @property
-    def size_bytes(self) -> int:
-        return len(self._map)
-
-    def check_whole(self) -> None:
-        """Check that the slot has memory: before each MiB copied, and after a device's copies.
-
-        Raises:
-            StorageError: another process truncated the slot or punched holes in it.
-        """
-        status = os.fstat(self._fd)
-        memory_bytes = min(status.st_size, status.st_blocks * 512)
-        if memory_bytes < len(self._map):
-            raise StorageError(
-                f"fill {self._path}: expected {len(self._map)} bytes of memory, found "
-                f"{memory_bytes}; another process changes the RAM tier"
-            )
-
-    def pinned(self, pin: Callable[[memoryview], AnyPin | None]) -> AnyPin | None:
-        """Return the result of `pin` for its memory."""
-        if self._pin is None:
-            self._pin = pin(memoryview(self._map))
-        # A process uses a single kind of pin, so the type matches.
-        return cast("AnyPin | None", self._pin)
-
     def close(self) -> None:
-        if self._pin is not None:
-            self._pin.close()
+        if self.pin is not None:
+            self.pin.close()
         # Frames of a stored exception may hold views; the memory is unmapped when they are freed.
         with contextlib.suppress(BufferError):
-            self._map.close()
-        self._files.close(self._fd)
+            self.pages.close()
+        self._files.close(self.fd)
 
 
 def _populate(pages: mmap.mmap) -> None:
