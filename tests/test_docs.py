@@ -136,6 +136,8 @@ def _is_in_the_package(dotted: str) -> bool:
         place /= parts.pop(0)
     if parts and (place / f"{parts[0]}.py").is_file():
         place /= f"{parts.pop(0)}.py"
+    elif parts and (place / "__init__.py").is_file():
+        place /= "__init__.py"
     return not parts or (place.is_file() and ".".join(parts) in _names_in(place.read_text()))
 
 

@@ -15,7 +15,7 @@ from typing import get_args, get_type_hints
 import pytest
 
 import holdfast
-from holdfast import building, errors, preservation_policy, reading, save_decision_policy
+from holdfast import building, data, errors, preservation_policy, reading, save_decision_policy
 
 PLACES = [
     holdfast.CheckpointManager,
@@ -65,7 +65,7 @@ def test_a_module_of_policies_has_policies_and_their_context(
     assert defined <= set(module.__all__)
 
 
-PUBLIC = [holdfast, building, errors, preservation_policy, reading, save_decision_policy]
+PUBLIC = [holdfast, building, data, errors, preservation_policy, reading, save_decision_policy]
 REFERENCE = Path(__file__).parents[1] / "docs" / "reference"
 DOCUMENTED = [
     name

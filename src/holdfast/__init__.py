@@ -2,8 +2,8 @@
 
 This module lists the whole public interface. Each name is imported on first use, so that the host's
 agent, which is part of this package, starts quickly. No framework is imported that the program does
-not import. `holdfast.torch` is for programs that use PyTorch, `holdfast.reading` and
-`holdfast.building` are for integrations.
+not import. `holdfast.data` orders the samples of a training, `holdfast.torch` is for programs that
+use PyTorch, `holdfast.reading` and `holdfast.building` are for integrations.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from holdfast import building as building
+    from holdfast import data as data
     from holdfast import errors as errors
     from holdfast import reading as reading
     from holdfast import torch as torch
@@ -78,6 +79,7 @@ _PLACES = {
 
 _MODULES = {
     "building": "building",
+    "data": "data",
     "errors": "errors",
     "preservation_policy": "policy.preservation_policy",
     "reading": "reading",

@@ -27,6 +27,12 @@ def main(run: str) -> None:
             assert manager.save(0, first, force=True)
             manager.wait_until_finished()
             manager.restore(0, like=other)
+        else:
+            # Three processes go on where two have stopped: with the plan, and new random numbers.
+            assert other["order"].get_state() == first["order"].get_state()
+            numbers = [None] * dist.get_world_size()
+            dist.all_gather_object(numbers, torch.rand(1).item())
+            assert len(set(numbers)) == dist.get_world_size() == 3
         for name in ("rows", "columns", "copies"):
             assert torch.equal(other[name].full_tensor(), ROWS)
         for one, of in zip(moments(first), moments(other), strict=True):
@@ -40,7 +46,12 @@ def state(mesh: object, factor: int) -> dict:
     model = torch.nn.Linear(6, 5)
     fully_shard(model, mesh=mesh)
     placements = {"rows": Shard(0), "columns": Shard(1), "copies": Replicate()}
+    order = holdfast.data.Order(50, batch=8)
+    if factor == 1:
+        order.skip(1, steps=3)
     return {
+        "order": order,
+        "random": holdfast.torch.RandomState(per_rank=True),
         "model": model,
         "optimizer": torch.optim.AdamW(model.parameters()),
         **{n: distribute_tensor(ROWS * factor, mesh, [p]) for n, p in placements.items()},

@@ -233,12 +233,15 @@ class Restoration(Protocol):
     Attributes:
         targets: the buffers to fill.
         process_values: the paths of the objects in the state that keep a state of their own.
+        divided: those of `process_values` whose objects take the states of all processes that
+            saved (`leaves.ProcessStates`), where that is another number of processes.
         kept: the paths of the leaves of `like` that stay as they are, because the checkpoint lacks
             them or has them in another shape or kind.
     """
 
     targets: Sequence[RestoreTarget]
     process_values: Sequence[Path]
+    divided: Sequence[Path]
     kept: Sequence[Path]
 
     def convert_dtypes(self) -> None:

@@ -1,12 +1,15 @@
 """Leaves that belong to no framework: NumPy arrays, Python values, stateful objects.
 
 A framework adds its own arrays: it gives their outlines to `Outlines` and keeps them itself.
+
+See docs/decisions/0060.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, TypeGuard
 
 import numpy as np
@@ -54,9 +57,31 @@ def state_of(leaf: object) -> object:
     return leaf.state_dict()  # type: ignore[attr-defined]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessStates:
+    """The states of one object from all processes that saved, for one of another number of them.
+
+    Attributes:
+        states: the states, by the rank that saved.
+        rank: this process.
+        count: the number of processes of this job.
+    """
+
+    states: Sequence[object]
+    rank: int
+    count: int
+
+
+def divides_states(leaf: object) -> bool:
+    """Return whether `leaf` makes its state of those of another number of processes."""
+    return _has(leaf, "set_states")
+
+
 def give_state(leaf: object, state: object) -> None:
-    """Set the state of a stateful object."""
-    if _has(leaf, "get_state", "set_state"):
+    """Set the state of a stateful object; it divides `ProcessStates` itself."""
+    if isinstance(state, ProcessStates):
+        leaf.set_states(state.states, rank=state.rank, count=state.count)  # type: ignore[attr-defined]
+    elif _has(leaf, "get_state", "set_state"):
         leaf.set_state(state)  # type: ignore[attr-defined]
     else:
         leaf.load_state_dict(state)  # type: ignore[attr-defined]

@@ -159,6 +159,12 @@ class LikeRestoration:
             value.path: decode_value(value.value) for value in spec.values if value.path in restored
         }
         self.process_values: Sequence[Path] = [p for p in spec.process_values if p in restored]
+        of_objects = {*self.process_values}
+        self.divided: Sequence[Path] = [
+            path
+            for path, leaf in zip(like.paths, like.leaves, strict=True)
+            if path in of_objects and leaves.divides_states(leaf)
+        ]
         self._index = {path: index for path, index in indices.items() if path in restored}
         self._buffers: dict[Path, dict[Region, np.ndarray]] = {}
         targets: list[RestoreTarget] = []

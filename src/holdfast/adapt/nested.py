@@ -49,6 +49,7 @@ class NestedRestoration:
         self._spec = spec
         self.kept: Sequence[Path] = ()
         self.process_values: Sequence[Path] = [p for p in spec.process_values if request.wants(p)]
+        self.divided: Sequence[Path] = ()
         indices = _indices(spec, request)
         arrays = {index: spec.arrays[index] for index in dict.fromkeys(indices.values())}
         self.targets: Sequence[RestoreTarget] = [

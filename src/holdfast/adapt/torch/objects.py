@@ -8,15 +8,17 @@ See docs/decisions/0026.
 
 from __future__ import annotations
 
+import logging
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
+import xxhash
 
 from holdfast.adapt.contract import RestoreRequest
-from holdfast.adapt.leaves import object_errors
+from holdfast.adapt.leaves import divides_states, object_errors
 from holdfast.adapt.nested import nested
 from holdfast.adapt.torch import tensors
 from holdfast.errors import StructureMismatchError, UnsupportedLeafError
@@ -24,6 +26,8 @@ from holdfast.format.dtypes import dtype_name, numpy_dtype
 from holdfast.format.paths import Path, path_name
 from holdfast.format.records import CheckpointSpec
 from holdfast.format.values import TensorValue, decode_value
+
+log = logging.getLogger(__name__)
 
 TENSORS_OF_VALUE_MAX_BYTES = 64 * 1024 * 1024
 """More bytes of tensors in one object's own state are refused: they would be text in a record."""
@@ -288,6 +292,8 @@ class ProcessObject:
 
     def __init__(self, leaf: Any, path: Path, get: Callable[[], Any], put: Callable[[Any], Any]):
         self.leaf, self._path, self._get, self._put = leaf, path, get, put
+        if divides_states(leaf):
+            self.set_states = self._divide_states
 
     def get_state(self) -> Any:
         """Return the state as values.
@@ -310,6 +316,11 @@ class ProcessObject:
     def set_state(self, state: Any) -> None:
         with object_errors(self.leaf, self._path, "restore"):
             self._put(with_tensors(state, path_name(self._path)))
+
+    def _divide_states(self, states: Sequence[Any], *, rank: int, count: int) -> None:
+        with object_errors(self.leaf, self._path, "restore"):
+            tensors_of = [with_tensors(state, path_name(self._path)) for state in states]
+            self.leaf.set_states(tensors_of, rank=rank, count=count)
 
 
 StateObject = ModuleState | ObjectState | SparseState
@@ -428,7 +439,17 @@ class RandomState:
     """The generators of PyTorch (of the CPU and of each CUDA device), Python and NumPy.
 
     Each rank saves its own. CUDA's are saved once it is used, and restored on as many devices.
+
+    Args:
+        per_rank: Whether a job of another number of processes may restore it. All generators of a
+            rank then begin anew, from a seed that is made of the saved states and the rank: other
+            numbers than those of the job before, and the same ones whenever that checkpoint is
+            restored on that many processes. Otherwise such a restore is an error.
     """
+
+    def __init__(self, *, per_rank: bool = False) -> None:
+        if per_rank:
+            self.set_states = self._begin_anew
 
     def state_dict(self) -> dict[str, Any]:
         """Return the states."""
@@ -447,3 +468,21 @@ class RandomState:
             torch.cuda.set_rng_state(of_device, device)
         random.setstate(state["python"])
         np.random.set_state(state["numpy"])
+
+    def _begin_anew(self, states: Sequence[dict[str, Any]], *, rank: int, count: int) -> None:
+        digest = xxhash.xxh3_64()
+        for state in states:
+            digest.update(state["torch"].numpy().tobytes())
+            digest.update(repr((state["python"], state["numpy"][1].tobytes())).encode())
+        digest.update(f"{rank} of {count}".encode())
+        seed = digest.intdigest()
+        torch.manual_seed(seed)
+        random.seed(seed)
+        # With two words it would give the numbers of `random`, whose algorithm is the same.
+        np.random.seed([seed & 0xFFFFFFFF, seed >> 32, 1])
+        log.info(
+            "the random numbers of rank %d begin anew: saved by %d processes, restored on %d",
+            rank,
+            len(states),
+            count,
+        )

@@ -15,12 +15,13 @@ See docs/decisions/0021.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from holdfast.adapt.contract import Framework, Restoration, RestoreRequest
+from holdfast.adapt.leaves import ProcessStates
 from holdfast.clock import Clock
 from holdfast.engine.reading.exchange import Exchange
 from holdfast.engine.reading.restore import Filling, RestoreTally
@@ -343,7 +344,7 @@ class Restorer:
             tried.restoration.process_values = ()
         if len(tried.sources.parts) != self.rounds.count:
             _keep_objects(tried.restoration, request)
-        _check_processes(tried.sources, tried.restoration.process_values, self.rounds.count)
+        _check_processes(tried.sources, tried.restoration, self.rounds.count)
         targets = tried.restoration.targets
         if is_outside:
             # A slot that this process borrows would be missing to the live run's next save.
@@ -355,15 +356,7 @@ class Restorer:
     ) -> RestoredState:
         assert tried.sources is not None
         assert tried.restoration is not None
-        process_values: dict[Path, object] = {}
-        if tried.restoration.process_values:
-            part = tried.sources.parts[self.rounds.rank][0].part
-            taken = set(tried.restoration.process_values)
-            process_values = {
-                path: decode_value(value.value)
-                for value in part.values
-                if (path := tried.renaming.path(value.path)) in taken
-            }
+        process_values = self._process_values(tried)
         if tried.tally.passed_over:
             log.warning(
                 "step %d was read without %d copies that could not be used; the first: %s",
@@ -386,6 +379,27 @@ class Restorer:
             state = tried.restoration.finish(process_values)
         return RestoredState(state, report, tried.id, tried.is_newest)
 
+    def _process_values(self, tried: _Try) -> dict[Path, object]:
+        """Return the states of a tried checkpoint's objects, as `Restoration.finish` takes them."""
+        assert tried.sources is not None
+        assert tried.restoration is not None
+        rank, count, parts = self.rounds.rank, self.rounds.count, tried.sources.parts
+        is_divided = len(parts) != count
+        states: dict[Path, list[object]] = {path: [] for path in tried.restoration.process_values}
+        if not states:
+            return {}
+        for copies in parts if is_divided else [parts[rank]]:
+            for value in copies[0].part.values:
+                path = tried.renaming.path(value.path)
+                if path in states:
+                    states[path].append(decode_value(value.value))
+        if is_divided:
+            return {
+                path: ProcessStates(states=of_ranks, rank=rank, count=count)
+                for path, of_ranks in states.items()
+            }
+        return {path: state for path, (state,) in states.items()}
+
 
 @contextmanager
 def _unreadable_noted(tried: _Try) -> Iterator[None]:
@@ -407,8 +421,12 @@ def _keep_objects(restoration: Restoration, request: RestoreRequest) -> None:
         restoration.kept = [*restoration.kept, *kept]
 
 
-def _check_processes(sources: CheckpointSources, paths: Sequence[Path], process_count: int) -> None:
-    """Check that the checkpoint has one state of the objects at `paths` for each process."""
+def _check_processes(
+    sources: CheckpointSources, restoration: Restoration, process_count: int
+) -> None:
+    """Check that the checkpoint has one state of each object that divides none for each process."""
+    divided = {*restoration.divided}
+    paths = [path for path in restoration.process_values if path not in divided]
     if paths and len(sources.parts) != process_count:
         step = sources.id.step
         raise StructureMismatchError(
@@ -416,7 +434,8 @@ def _check_processes(sources: CheckpointSources, paths: Sequence[Path], process_
             f"object ({', '.join(map(path_name, paths[:5]))}), one for each process of this job, "
             f"found {len(sources.parts)}. Restore a state without these objects, with their names "
             "as partial=..., and divide among them the states that "
-            f"process_values({step}) returns"
+            f"process_values({step}) returns; or give the objects a method set_states, as "
+            "holdfast.torch.RandomState(per_rank=True) has one"
         )
 
 
