@@ -117,26 +117,36 @@ class Source:
         """The parsed module; empty for what is not Python, so that code rules find nothing."""
         return ast.parse(self.text if self.path.endswith(".py") else "")
 
-    def functions(self) -> Iterator[tuple[str, Function]]:
+    @cached_property
+    def nodes(self) -> list[ast.AST]:
+        """All nodes of the module, outer before inner."""
+        return list(ast.walk(self.tree))
+
+    @cached_property
+    def functions(self) -> list[tuple[str, Function]]:
         """All functions with their qualified names, outer before inner."""
-        yield from _functions_in(self.tree, "")
+        return list(_functions_in(self.tree))
+
+    def place_of(self, node: ast.AST) -> str:
+        """The file and the innermost function around a node, as a key of exceptions to rules."""
+        around = [
+            name
+            for name, function in self.functions
+            if function.lineno <= node.lineno <= function.end_lineno
+        ]
+        return f"{self.path}:{around[-1] if around else '<module>'}"
 
 
-def _places(source: Source) -> dict[ast.AST, str]:
-    """The innermost function around each node that is in one."""
-    return {
-        descendant: name
-        for name, function in source.functions()
-        for descendant in ast.walk(function)
-    }
-
-
-def _functions_in(node: ast.AST, prefix: str) -> Iterator[tuple[str, Function]]:
-    for child in ast.iter_child_nodes(node):
-        if isinstance(child, Function):
-            yield prefix + child.name, child
-        named = isinstance(child, Function | ast.ClassDef)
-        yield from _functions_in(child, f"{prefix}{child.name}." if named else prefix)
+def _functions_in(tree: ast.Module) -> Iterator[tuple[str, Function]]:
+    pending: list[tuple[str, ast.AST]] = [("", tree)]
+    while pending:
+        prefix, node = pending.pop()
+        if isinstance(node, Function):
+            yield prefix + node.name, node
+        if isinstance(node, Function | ast.ClassDef):
+            prefix = f"{prefix}{node.name}."
+        inner = [child for child in ast.iter_child_nodes(node) if not isinstance(child, ast.expr)]
+        pending += [(prefix, child) for child in reversed(inner)]
 
 
 def _dotted(node: ast.AST) -> str:
@@ -158,7 +168,7 @@ def files_are_short(source: Source) -> Iterator[str]:
 
 
 def functions_are_short(source: Source) -> Iterator[str]:
-    for name, function in source.functions():
+    for name, function in source.functions:
         place = f"{source.path}:{function.lineno} {name}"
         lines = function.end_lineno - function.lineno + 1
         if lines > FUNCTION_LINES_MAX:
@@ -171,7 +181,7 @@ def functions_are_short(source: Source) -> Iterator[str]:
 
 
 def functions_take_few_parameters(source: Source) -> Iterator[str]:
-    for name, function in source.functions():
+    for name, function in source.functions:
         arguments = function.args
         named = arguments.posonlyargs + arguments.args + arguments.kwonlyargs
         count = sum(argument.arg != "self" for argument in named)
@@ -192,8 +202,7 @@ def names_say_something(source: Source) -> Iterator[str]:
 
 def broad_excepts(source: Source) -> Iterator[tuple[str, int]]:
     """Each handler of everything: its key in `BROAD_EXCEPTS`, and its line."""
-    places = _places(source)
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         if isinstance(node, ast.ExceptHandler):
             caught = [node.type]
         elif isinstance(node, ast.Call) and _dotted(node.func).split(".")[-1] == "suppress":
@@ -202,7 +211,7 @@ def broad_excepts(source: Source) -> Iterator[tuple[str, int]]:
             continue
         types = [t for c in caught for t in (c.elts if isinstance(c, ast.Tuple) else [c])]
         if any(t is None or _dotted(t) in ("Exception", "BaseException") for t in types):
-            yield f"{source.path}:{places.get(node, '<module>')}", node.lineno
+            yield source.place_of(node), node.lineno
 
 
 def errors_are_caught_by_name(source: Source) -> Iterator[str]:
@@ -212,8 +221,8 @@ def errors_are_caught_by_name(source: Source) -> Iterator[str]:
 
 
 def skips_have_a_reason(source: Source) -> Iterator[str]:
-    called = {node.func: node for node in ast.walk(source.tree) if isinstance(node, ast.Call)}
-    for node in ast.walk(source.tree):
+    called = {node.func: node for node in source.nodes if isinstance(node, ast.Call)}
+    for node in source.nodes:
         found = re.fullmatch(
             r"(pytest|pytest\.mark|mark|unittest)\.(skip|skipif|skipIf|xfail|importorskip)",
             _dotted(node),
@@ -256,7 +265,7 @@ def the_agent_asks_the_node(source: Source) -> Iterator[str]:
     """The state machines behind the node may change without the agent."""
     if not source.path.startswith(AGENT):
         return
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         if not isinstance(node, ast.Attribute) or node.attr in NODE_API:
             continue
         if _dotted(node.value).split(".")[-1] in ("node", "_node"):
@@ -286,16 +295,16 @@ def processes_are_held(source: Source) -> Iterator[str]:
     if not source.path.startswith("tests/"):
         return
     held: set[ast.AST] = set()
-    places = _places(source)
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         if isinstance(node, ast.withitem):
             held.add(node.context_expr)
         elif isinstance(node, ast.Call) and _dotted(node.func).split(".")[-1] in HOLDING:
             held.update(node.args)
-    for node in ast.walk(source.tree):
-        key = f"{source.path}:{places.get(node, '<module>')}"
-        if _has_pipes(node) and node not in held and key not in PROCESS_HOLDERS:
-            yield f"{source.path}:{node.lineno} starts a process outside `with` (key: {key!r})"
+    for node in source.nodes:
+        if _has_pipes(node) and node not in held:
+            key = source.place_of(node)
+            if key not in PROCESS_HOLDERS:
+                yield f"{source.path}:{node.lineno} starts a process outside `with` (key: {key!r})"
 
 
 def _has_pipes(node: ast.AST) -> bool:
