@@ -1,8 +1,8 @@
 """A training that fails in a chosen way. Arguments: directory, options as JSON.
 
 Options: `steps`; `sleep`, seconds a step; `faults`, a list of [start, step, kind]: in that start of
-the command (None: in each) the kind of fault occurs before the step is saved; `every`, the interval
-of saves in RAM.
+the command (None: in each) the kind of fault occurs before the step is saved, once all earlier
+saves are whole; `every`, the interval of saves in RAM.
 It prints `step N` after each step.
 """
 
@@ -141,6 +141,7 @@ def main() -> None:
         for step in range(first, options["steps"]):
             state["w"] += 1
             for kind in due(options, step):
+                manager.wait_until_finished()
                 kinds[kind]()
             manager.save(step, state)
             print("step", step, flush=True)
