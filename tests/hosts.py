@@ -108,7 +108,7 @@ class Host:
         """Ends every process and removes the folder."""
         for trainer in self.trainers:
             if trainer.poll() is None:
-                trainer.kill()
+                _kill_with_children(trainer.pid)
             trainer.communicate()
         self.kill_agents()
         shutil.rmtree(self.folder, ignore_errors=True)
@@ -125,6 +125,15 @@ class Host:
 
     def _agent_folders(self) -> list[Path]:
         return [p for p in self.folder.glob("*") if (p / SOCKET).exists() and (p / LOCK).exists()]
+
+
+def _kill_with_children(pid: int) -> None:
+    """SIGKILL a process and all that it started, which would keep its pipes open."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        process = psutil.Process(pid)
+        for each in (process, *process.children(recursive=True)):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                each.kill()
 
 
 @contextlib.contextmanager
