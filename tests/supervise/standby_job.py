@@ -28,7 +28,9 @@ class Job:
         self.errors: list[str] = []
         arguments = ["run", "--standby", "--max-restarts", "3", *map(str, command)]
         cache = str(folder / "cache")
-        self.process = host.start("-m", "holdfast", *arguments, XDG_CACHE_HOME=cache)
+        self.process = host.start(
+            *("-m", "holdfast", *arguments), stem="commands", XDG_CACHE_HOME=cache
+        )
 
     @property
     def own(self) -> Path:

@@ -1,3 +1,4 @@
+import contextlib
 import os
 import signal
 import sys
@@ -5,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.supervise.standby import STARTUP, StandbyError, StandbyProcess
+from holdfast.trainer.process.imports import ImportRecord
 from tests.cli.command_line import answer, holdfast
 from tests.hosts import Host, is_running, wait_until
 from tests.supervise.standby_job import OWN, PROGRAM, Job
@@ -14,34 +17,36 @@ PYTHON = sys.executable
 
 @pytest.mark.parametrize("kind", ["script", "-m"])
 def test_a_restart_sees_what_a_cold_start_sees(one_host: Host, tmp_path: Path, kind: str) -> None:
-    program = [PROGRAM] if kind == "script" else ["-m", "tests.supervise.standby_program"]
+    program: list[object] = [PROGRAM]
+    if kind == "-m":
+        program = ["-m", "tests.supervise.standby_program"]
+        # It extends its environment once, which its modules see.
+        (tmp_path / "flag").touch()
     job = Job(one_host, tmp_path, "--", PYTHON, "-u", "-Wignore", *program, tmp_path, "-m", "x")
     cold = job.seen()
     job.await_ready()
     job.end(0)
     first = job.seen()
-    job.end(1)
+    job.end(1, "5")
     second = job.seen()
     assert [cold["is_forked"], first["is_forked"], second["is_forked"]] == [False, True, True]
     assert (first["count"], second["count"]) == ("1", "2")
     for fork in (first, second):
         assert fork["identity"] == cold["identity"]
+        assert fork["flag"] == (None if kind == "script" else "x")
     assert cold["identity"]["parent"] == job.process.pid
     assert len({cold["random"], first["random"], second["random"]}) == 3
-    job.end(2, "0")
-    assert job.await_end() == 0
+    assert "exit code 5; restart 2" in "".join(job.errors) + job.await_error("exit code 5")
+    if kind == "script":
+        job.end(2, "0")
+        assert job.await_end() == 0
+        # The next run of the program prepares before its second step.
+        (kept,) = (tmp_path / "cache").glob("holdfast/programs/*/imports.json")
+        assert b"standby_own" in kept.read_bytes()
+    else:
+        job.process.send_signal(signal.SIGUSR1)
+        assert job.await_end() == 128 + signal.SIGUSR1
     assert not any("cold start" in line for line in job.errors)
-
-
-def test_exit_codes_and_signals_are_those_of_a_fork(one_host: Host, tmp_path: Path) -> None:
-    job = Job(one_host, tmp_path, "--", PYTHON, PROGRAM, tmp_path)
-    job.seen()
-    job.await_ready()
-    job.end(0, "5")
-    job.seen()
-    assert "exit code 5; restart 1" in "".join(job.errors) + job.await_error("exit code")
-    job.process.send_signal(signal.SIGUSR1)
-    assert job.await_end() == 128 + signal.SIGUSR1
 
 
 def test_what_a_killed_supervisor_leaves_goes_with_the_next_one(
@@ -88,22 +93,6 @@ def test_a_changed_module_is_imported_anew(one_host: Host, tmp_path: Path) -> No
     assert any("cold start: " in line and "has changed" in line for line in job.errors)
 
 
-def test_modules_see_the_environment_that_their_program_sets(
-    one_host: Host, tmp_path: Path
-) -> None:
-    (tmp_path / "flag").touch()
-    job = Job(one_host, tmp_path, "--", PYTHON, PROGRAM, tmp_path)
-    job.seen()
-    job.await_ready()
-    job.end(0)
-    fork = job.seen()
-    assert (fork["is_forked"], fork["flag"]) == (True, "x")
-    # The program finds the environment of a cold start, and extends it once.
-    assert fork["identity"]["environment"]["STANDBY_FLAG"] == "x"
-    job.end(1, "0")
-    assert job.await_end() == 0
-
-
 @pytest.mark.parametrize(
     ("code", "reason"),
     [
@@ -112,32 +101,28 @@ def test_modules_see_the_environment_that_their_program_sets(
             "threading.Thread(target=time.sleep, args=(99,), name='pool', daemon=True).start()",
             "imports start 1 threads ('pool')",
         ),
-        (
-            "device = open('/dev/kmsg')",
-            "imports open /dev/kmsg",
-        ),
-        (
-            "os._exit(3)",
-            "it has ended",
-        ),
+        ("device = open('/dev/kmsg')", "imports open /dev/kmsg"),
+        ("import os; os._exit(3)", "it has ended"),
+        ("", None),
     ],
 )
-def test_imports_that_cannot_be_forked_cost_cold_starts(
-    one_host: Host, tmp_path: Path, code: str, reason: str
+def test_imports_that_cannot_be_forked_are_the_standby_processs_report(
+    tmp_path: Path, code: str, reason: str | None
 ) -> None:
-    (tmp_path / "own").mkdir()
-    (tmp_path / "own" / "standby_own.py").write_text(OWN)
-    job = Job(one_host, tmp_path, "--", PYTHON, PROGRAM, tmp_path)
-    job.seen()
-    job.await_ready()
-    job.own.write_text(f"{OWN}\n{code}\n")
-    line = job.await_error("no standby process")
-    assert reason in line
-    job.own.write_text(OWN)
-    job.end(0)
-    assert not job.seen()["is_forked"]
-    job.end(1, "0")
-    assert job.await_end() == 0
+    (tmp_path / "standby_own.py").write_text(code)
+    record = ImportRecord(modules=["standby_own"], paths=[str(tmp_path)], changed={})
+    variables = os.environ | {"HOLDFAST_STANDBY": str(tmp_path), "PYTHONPATH": str(STARTUP)}
+    with contextlib.ExitStack() as ends:
+        process = StandbyProcess([PYTHON, "-c", "x"], variables, "", record, {})
+        ends.callback(os.waitpid, process.pid, 0)
+        ends.callback(process.end)
+        if reason == "it has ended":
+            with pytest.raises(StandbyError, match=reason):
+                wait_until(process.poll)
+        else:
+            wait_until(process.poll)
+            assert process.answer is not None
+            assert process.answer.problem == reason
 
 
 def test_a_standby_process_that_was_killed_costs_a_cold_start(
@@ -156,37 +141,14 @@ def test_a_standby_process_that_was_killed_costs_a_cold_start(
     assert sum("no standby process" in line for line in job.errors) == 1
 
 
-def test_the_next_run_of_a_program_prepares_before_its_second_step(
-    one_host: Host, tmp_path: Path
-) -> None:
-    job = Job(one_host, tmp_path, "--", PYTHON, PROGRAM, tmp_path)
-    job.seen()
-    job.await_ready()
-    job.end(0, "0")
-    assert job.await_end() == 0
-    (kept,) = (tmp_path / "cache").glob("holdfast/programs/*/imports.json")
-    assert b"standby_own" in kept.read_bytes()
-
-
-@pytest.mark.parametrize(
-    ("command", "reason"),
-    [
-        (["sh", "-c", "exit 3"], "sh is not a Python interpreter"),
-        ([PYTHON, "-I", "-c", "import sys; sys.exit(3)"], "-I of Python ignores PYTHONPATH"),
-    ],
-)
-def test_other_commands_are_started_cold_with_one_line(
-    one_host: Host, tmp_path: Path, command: list[str], reason: str
-) -> None:
+def test_other_commands_are_started_cold_with_one_line(one_host: Host, tmp_path: Path) -> None:
+    command = [PYTHON, "-I", "-c", "import sys; sys.exit(3)"]
     job = Job(one_host, tmp_path, "--no-compile-cache", "--", *command)
     assert job.await_end() == 3
+    reason = "the option -I of Python ignores PYTHONPATH"
     assert [line for line in job.errors if "standby" in line] == [
-        f"holdfast run: no standby process: {line_of(reason)}; restarts are cold starts\n"
+        f"holdfast run: no standby process: {reason}; restarts are cold starts\n"
     ]
-
-
-def line_of(reason: str) -> str:
-    return f"the option {reason}" if reason.startswith("-") else reason
 
 
 def test_trainers_that_the_command_starts_are_told(one_host: Host, tmp_path: Path) -> None:
