@@ -146,7 +146,7 @@ def ram_of_a_later_attempt(rig: Rig) -> Path:
     rig.host.kill_trainer(rig.trainer)
     rig.host.settle()
     rig.trainer = rig.host.attach()
-    rig.host.agent.storage_worker._reading.submit(int).result()
+    rig.host.agent.storage_worker.threads._reading.submit(int).result()
     rig.host.save(rig.trainer, 5, durable=False)
     rig.host.settle()
     rig.killed()

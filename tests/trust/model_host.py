@@ -78,7 +78,7 @@ class ModelHost(InProcessHost):
             self.clock.sleep(RETRY_SECS)
             while self.call(self._act(TICKS_MAX, until="StorageWorker.commit")):
                 assert self.service is not None
-                self.agent.storage_worker._committing.submit(int).result()
+                self.agent.storage_worker.threads._committing.submit(int).result()
                 if self.committed_on_disk() != before:
                     return
 

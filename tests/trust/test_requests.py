@@ -295,7 +295,7 @@ def test_opening_two_tiers_takes_as_many_requests_with_5000_checkpoints_as_with_
 async def leases_written(host: InProcessHost) -> None:
     """Wait until the leases are written, as far as they were due, in both tiers."""
     worker = host.agent.storage_worker
-    await asyncio.wait(worker._call_leases(lambda writer: None))
+    await asyncio.wait(worker.leases._call_leases(lambda writer: None))
 
 
 def requests_of_two_tiers(count: int) -> tuple[Counter[str], Counter[str]]:

@@ -235,7 +235,7 @@ class Agent:
         """End all threads, after their present work, and close all files."""
         self.leaving.close()
         self.sessions.close()
-        self.storage_worker.close()
+        self.storage_worker.threads.close()
         self.directory.free_rest()
         self.network.peers.close()
         self.run.events.close()
@@ -308,9 +308,9 @@ class Agent:
             case effects.BeginAttempt():
                 return worker.begin(effect)
             case effects.RenewLease():
-                return worker.renew_lease(effect)
+                return worker.leases.renew(effect)
             case effects.ReleaseLease():
-                return worker.release_lease(effect)
+                return worker.leases.release(effect)
             case effects.ReadLease():
                 return worker.read_lease(effect)
             case effects.MirrorParts():

@@ -152,4 +152,4 @@ def test_a_part_that_is_gone_at_its_source_is_reported_only_if_it_is_still_wante
     assert storage_worker.may_be_recycled(pull, gone)
     assert not storage_worker.may_be_recycled(pull, gone)
     assert not storage_worker.may_be_recycled(pull, OSError("the network is down"))
-    storage_worker.close()
+    storage_worker.threads.close()

@@ -76,7 +76,7 @@ def told() -> list[int]:
 def storage_worker(agent: Agent, told: list[int]) -> Iterator[StorageWorker]:
     worker = worker_of(agent, PeerDirectory(RUN_ID, SystemClock()), told)
     yield worker
-    worker.close()
+    worker.threads.close()
 
 
 @pytest.fixture
@@ -95,7 +95,7 @@ def test_a_commit_does_not_wait_for_the_bytes_of_the_next_checkpoint(
     is_written = threading.Event()
 
     async def both() -> inputs.CommitWritten | inputs.CommitFailed:
-        writing = asyncio.create_task(storage_worker.write(is_written.wait, WAIT_SECS))
+        writing = asyncio.create_task(storage_worker.threads.write(is_written.wait, WAIT_SECS))
         await asyncio.sleep(0)
         try:
             async with asyncio.timeout(WAIT_SECS / 2):
@@ -112,7 +112,7 @@ def test_what_is_being_removed_is_not_committed(
     agent: Agent, storage_worker: StorageWorker, made: Made, told: list[int]
 ) -> None:
     async def both() -> inputs.CommitWritten | inputs.CommitFailed:
-        with storage_worker.alone_with(made.id):
+        with storage_worker.threads.alone_with(made.id):
             committing = asyncio.create_task(storage_worker.commit(effects.Commit(made.id, 1)))
             await asyncio.sleep(0.2)
             assert not committing.done()
@@ -130,7 +130,7 @@ def test_a_removal_waits_for_the_commit_of_what_it_removes(
 ) -> None:
     retention = retention_of(agent, storage_worker, is_leading=True)
     with ThreadPoolExecutor(1) as pool:
-        with storage_worker.alone_with(made.id):
+        with storage_worker.threads.alone_with(made.id):
             removing = pool.submit(retention._remove_everywhere, made.id)
             with pytest.raises(TimeoutError):
                 removing.result(0.2)
@@ -157,7 +157,7 @@ def test_the_record_of_a_silent_hosts_rank_is_awaited_in_the_durable_tier(agent:
     worker = worker_of(agent, OneSilentHost(), [])
     late = Made()
     late.add(("w",), np.arange(8))
-    with contextlib.closing(worker), ThreadPoolExecutor(1) as pool:
+    with contextlib.closing(worker.threads), ThreadPoolExecutor(1) as pool:
         found = pool.submit(worker._spec, late.id, 1)
         with pytest.raises(TimeoutError):
             found.result(0.5)
@@ -229,12 +229,12 @@ def test_a_durable_tier_that_does_not_answer_delays_no_renewal_of_the_lease_in_t
     async def renew_often() -> None:
         for counter in range(1, 5):
             async with asyncio.timeout(WAIT_SECS / 2):
-                await storage_worker.renew_lease(effects.RenewLease(attempt_id(1), 1, counter))
+                await storage_worker.leases.renew(effects.RenewLease(attempt_id(1), 1, counter))
             seen = leases.read(1)
             assert seen is not None
             assert seen.stamp.startswith(f"1.{counter}.")
         silent.is_released.set()
-        await storage_worker.release_lease(effects.ReleaseLease(attempt_id(1)))
+        await storage_worker.leases.release(effects.ReleaseLease(attempt_id(1)))
         assert leases.read(1) is None
 
     asyncio.run(renew_often())
@@ -249,22 +249,22 @@ def test_a_remote_tier_that_does_not_answer_holds_no_release_of_the_lease_for_lo
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The agent ends after the release, and the thread that writes removes what is older."""
-    monkeypatch.setattr("holdfast.host.tiers.storage_worker.RELEASE_SECS", 0.2)
+    monkeypatch.setattr("holdfast.host.tiers.attempt_leases.RELEASE_SECS", 0.2)
     leases = Leases(agent.run.durable.fleeting, RUN_ID)
 
     async def release() -> None:
         await renew(storage_worker, 1)
         async with asyncio.timeout(WAIT_SECS / 2):
-            await storage_worker.release_lease(effects.ReleaseLease(attempt_id(1)))
+            await storage_worker.leases.release(effects.ReleaseLease(attempt_id(1)))
 
     asyncio.run(release())
     assert leases.read(1) is None
     asyncio.run(renew(storage_worker, 2))
     began_secs = agent.run.clock.monotonic()
-    storage_worker.remove_old_leases(attempt_id(3))
+    storage_worker.leases.remove_old(attempt_id(3))
     assert agent.run.clock.monotonic() - began_secs < WAIT_SECS / 2
     assert leases.read(2) is None
 
 
 async def renew(storage_worker: StorageWorker, number: int) -> None:
-    await storage_worker.renew_lease(effects.RenewLease(attempt_id(number), 1, 1))
+    await storage_worker.leases.renew(effects.RenewLease(attempt_id(number), 1, 1))

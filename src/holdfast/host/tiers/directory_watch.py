@@ -101,15 +101,15 @@ class DirectoryWatch:
             AgentUnavailableError: it is another one.
         """
         home = self._run.durable.home
-        is_same = identity == home.identity_text or await self._storage_worker.query(
+        is_same = identity == home.identity_text or await self._storage_worker.threads.query(
             home.is_at, path
         )
-        problem = await self._storage_worker.query(home.unusable_reason)
+        problem = await self._storage_worker.threads.query(home.unusable_reason)
         if is_same:
             if problem is not None:
                 raise StorageError(problem)
             return
-        if problem is not None and await self._storage_worker.query(home.is_gone):
+        if problem is not None and await self._storage_worker.threads.query(home.is_gone):
             # The caller finds no agent once this one has left, and starts one for its directory.
             self._leave(problem, is_gone=True)
             await asyncio.sleep(LEAVE_SECS)
@@ -126,12 +126,12 @@ class DirectoryWatch:
         if now_secs >= self._read_at_secs:
             self._read_at_secs = now_secs + READ_SECS
             await self._storage_worker.look_for_run()
-        problem = await self._storage_worker.query(home.unusable_reason)
+        problem = await self._storage_worker.threads.query(home.unusable_reason)
         if problem is None:
             self._unreachable_since = None
             self._follow_move()
             return
-        if await self._storage_worker.query(home.is_gone):
+        if await self._storage_worker.threads.query(home.is_gone):
             self._leave(problem, is_gone=True)
         elif self._unreachable_since is None:
             self._unreachable_since = now_secs

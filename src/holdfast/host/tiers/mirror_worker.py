@@ -23,8 +23,8 @@ from holdfast.format.records import Manifest
 from holdfast.format.sealed import seal
 from holdfast.host.driver.agent_run import REMOTE_ADVICE, AgentRun, RemoteTarget
 from holdfast.host.driver.attached_trainers import AttachedTrainers
-from holdfast.host.tiers.daemon_threads import in_thread
 from holdfast.host.tiers.ram_tier import RamTier
+from holdfast.host.tiers.store_threads import in_thread
 
 PARTS_AT_ONCE = 2
 """How many parts an agent uploads at a time; each takes a few requests' worth of memory."""

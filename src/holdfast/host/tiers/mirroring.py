@@ -36,9 +36,9 @@ from holdfast.format.records import Manifest
 from holdfast.host.driver.agent_run import AgentRun, RemoteTarget
 from holdfast.host.driver.attached_trainers import AttachedTrainers
 from holdfast.host.driver.driver import Driver
-from holdfast.host.tiers.daemon_threads import in_thread
 from holdfast.host.tiers.mirror_worker import MirrorWorker
 from holdfast.host.tiers.storage_worker import StorageWorker
+from holdfast.host.tiers.store_threads import in_thread
 from holdfast.host.wire.protocol import Notice, RemoteStatus, Uploaded
 from holdfast.observe.events.schema import (
     CheckpointUploaded,

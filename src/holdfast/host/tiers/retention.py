@@ -147,7 +147,9 @@ class Retention:
         worker = self._storage_worker
         try:
             if attempt is None:
-                listing = await worker.query(lambda: worker.list_for_opening(is_for_start=True))
+                listing = await worker.threads.query(
+                    lambda: worker.list_for_opening(is_for_start=True)
+                )
                 self._run.events.attempt = listing.newest_number
                 newest = listing.newest_attempt
                 if newest and not (listing.is_over or worker.has_begun(newest)):
@@ -158,10 +160,12 @@ class Retention:
                 if shared is not None and not shared.uncommitted:
                     return
                 # An earlier attempt may have committed some of it since it was listed.
-                listing = await worker.query(list_newest, self._run.durable, worker.known_attempts)
+                listing = await worker.threads.query(
+                    list_newest, self._run.durable, worker.known_attempts
+                )
             limits = last_steps(listing.attempts)
             in_care = [c for c in held if c.step <= limits.get(c.attempt, -1)]
-            recovery = await worker.write(
+            recovery = await worker.threads.write(
                 recover,
                 self._run.durable,
                 in_care,
@@ -202,7 +206,7 @@ class Retention:
     async def find_attempt(self) -> None:
         """Read the newest attempt, in whose file the agent's events belong."""
         try:
-            self._run.events.attempt = await self._storage_worker.query(
+            self._run.events.attempt = await self._storage_worker.threads.query(
                 newest_number, self._run.durable
             )
         except StorageError as error:
@@ -295,7 +299,7 @@ class Retention:
         confirmed = self._awaited.setdefault(checkpoint, asyncio.Event())
         secs = self._driver.settings.deleting_secs
         try:
-            await self._storage_worker.write(self._remove_everywhere, checkpoint)
+            await self._storage_worker.threads.write(self._remove_everywhere, checkpoint)
             self._report_removed([checkpoint], "asked")
             async with asyncio.timeout(secs):
                 await confirmed.wait()
@@ -315,7 +319,7 @@ class Retention:
             if self._awaited.get(checkpoint) is confirmed:
                 del self._awaited[checkpoint]
         # Parts that another host was writing during the first removal have arrived by now.
-        await self._storage_worker.write(self._remove_everywhere, checkpoint)
+        await self._storage_worker.threads.write(self._remove_everywhere, checkpoint)
 
     def on_gone(self, checkpoint: CheckpointId) -> None:
         """Record that no host holds anything of a checkpoint that was deleted here."""
@@ -376,7 +380,7 @@ class Retention:
         """Run `work` on the writing thread; report its removals, also if it fails later."""
         tidied = _Tidied()
         try:
-            await self._storage_worker.write(work, tidied)
+            await self._storage_worker.threads.write(work, tidied)
         finally:
             self._report_mended(tidied.mended)
             self._report_cleared(tidied.cleared)
@@ -438,7 +442,7 @@ class Retention:
         durable = self._run.durable
         tidied.mended += mend_run(durable, durable.home.recorded_place())
         tidied.mended += mend_attempts(durable, attempt_numbers(durable), {})
-        self._storage_worker.remove_old_leases(attempt)
+        self._storage_worker.leases.remove_old(attempt)
 
     def _remove_judged(self, tidied: _Tidied, judged: Collection[CheckpointId]) -> None:
         """Remove what the user's own policy does not keep, if the built-in share still does not.
@@ -530,7 +534,7 @@ class Retention:
                 f"{present}, and may continue from it; stop this process"
             )
         self._storage_worker.opening.forget_listing()
-        with self._storage_worker.alone_with(checkpoint):
+        with self._storage_worker.threads.alone_with(checkpoint):
             view, durable, ram = self._driver.view, self._run.durable, self._ram.store
             if view.is_leading:
                 listed = self._list() if listed is None else listed

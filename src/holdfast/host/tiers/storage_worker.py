@@ -6,20 +6,14 @@ reported to the coordination, which retries or notifies the trainers.
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import functools
 import logging
 import math
 import os
-import threading
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor, wait
-from typing import TypeVar
+from collections.abc import Callable
 
-from holdfast import waits
 from holdfast.coordination import effects, inputs
-from holdfast.coordination.settings import LEASE_SECS, PULLS_MAX
+from holdfast.coordination.settings import LEASE_SECS
 from holdfast.engine.lifecycle.attempts import AttemptStart, begin_attempt, newest_attempt
 from holdfast.engine.lifecycle.catalog import list_checkpoints, list_folder
 from holdfast.engine.lifecycle.commit import (
@@ -29,7 +23,7 @@ from holdfast.engine.lifecycle.commit import (
     read_part,
     remove,
 )
-from holdfast.engine.lifecycle.leases import Lease, Leases, LeaseWriter, newest_lease
+from holdfast.engine.lifecycle.leases import LeaseWriter
 from holdfast.engine.lifecycle.newest import NewestListing, list_newest
 from holdfast.engine.lifecycle.recovery import finish_copies
 from holdfast.engine.lifecycle.references import ReusedImages
@@ -51,7 +45,7 @@ from holdfast.format.records import AttemptRecord, CheckpointSpec, Manifest
 from holdfast.format.timeline import last_steps
 from holdfast.host.driver.agent_run import AgentRun
 from holdfast.host.driver.attached_trainers import AttachedTrainers
-from holdfast.host.tiers.daemon_threads import LeaseCall, TierLeases, in_thread
+from holdfast.host.tiers.attempt_leases import AttemptLeases
 from holdfast.host.tiers.opening_listing import OpeningListing
 from holdfast.host.tiers.ram_attempts import (
     foreign_attempts,
@@ -61,19 +55,14 @@ from holdfast.host.tiers.ram_attempts import (
 )
 from holdfast.host.tiers.ram_place import note_place, place_of
 from holdfast.host.tiers.ram_tier import RamTier, listed_parts
-from holdfast.host.wire.agent_directory import user_name
+from holdfast.host.tiers.store_threads import StoreThreads
 from holdfast.observe.events.schema import CopyFailed
 from holdfast.peers.directory import PeerDirectory
 from holdfast.store.contract import ReadableStore
-from holdfast.store.durable import DurableStore
 from holdfast.store.ram import RamStore
 
 log = logging.getLogger(__name__)
-T = TypeVar("T")
 
-CLOSE_SECS = 10.0
-RELEASE_SECS = 5.0
-"""How long the removal of leases is awaited; a lease that stays delays a start elsewhere."""
 SPEC_SECS = 10.0
 """How long rank 0's part is awaited in the durable tier while its host is silent."""
 SPEC_POLL_SECS = 0.25
@@ -84,7 +73,7 @@ MISSING_MAX = 256
 
 
 class StorageWorker:
-    """The agent's threads for its stores. `on_commit` is called in the loop for each manifest."""
+    """The operations on one agent's stores. `on_commit` is called in the loop for each manifest."""
 
     def __init__(
         self,
@@ -99,20 +88,12 @@ class StorageWorker:
         self._trainers = trainers
         self._peers = peers
         self._on_commit = on_commit
-        # Separate threads: a long write must delay neither a commit, nor a start, nor replicas.
-        self._writing = ThreadPoolExecutor(1, "holdfast-write")
-        self._committing = ThreadPoolExecutor(1, "holdfast-commit")
-        self._reading = ThreadPoolExecutor(1, "holdfast-read")
-        # A busy service answers late: what trainers ask meanwhile must not wait for that.
-        self._looking = ThreadPoolExecutor(1, "holdfast-look")
-        self._pulling = ThreadPoolExecutor(PULLS_MAX, "holdfast-copies")
-        self._changed = threading.Condition()
-        self._in_use: set[CheckpointId] = set()
+        self.threads = StoreThreads()
+        self.leases = AttemptLeases(run, trainers)
         self.reused_images = ReusedImages()
         self._bad_sources: dict[str, type[Exception]] = {}
         self._missing: dict[tuple[CheckpointId, int], None] = {}
         """Parts that were missing at the source of a pull, the oldest first."""
-        self._tier_leases: dict[DurableStore, TierLeases] = {}
         self.problem: HoldfastError | None = None
         """The last error of a listing, a start or a lease."""
         self._began_secs: dict[CheckpointId, float] = {}
@@ -125,50 +106,9 @@ class StorageWorker:
         """The attempt whose record this agent has put last, or has tried to."""
         self.opening = OpeningListing(self._run.clock)
 
-    def close(self) -> None:
-        """End the threads after their present operations, which are awaited for `CLOSE_SECS`.
-
-        A service that does not answer would hold them for minutes. What is interrupted then, by the
-        end of the process, may be interrupted anywhere.
-        """
-        ending = threading.Thread(target=self._end_threads, name="holdfast-end", daemon=True)
-        ending.start()
-        ending.join(CLOSE_SECS)
-
-    def _end_threads(self) -> None:
-        pools = self._writing, self._committing, self._reading, self._pulling, self._looking
-        for pool in pools:
-            pool.shutdown(wait=False, cancel_futures=True)
-        for pool in pools:
-            pool.shutdown()
-
-    async def query(self, call: Callable[..., T], *arguments: object) -> T:
-        """Run a call that reads the stores."""
-        return await asyncio.get_running_loop().run_in_executor(self._reading, call, *arguments)
-
-    async def write(self, call: Callable[..., T], *arguments: object) -> T:
-        """Run a call that changes the stores, after those submitted before it."""
-        return await asyncio.get_running_loop().run_in_executor(self._writing, call, *arguments)
-
     async def is_committed(self, checkpoint: CheckpointId) -> bool:
         """Return whether the durable tier has the checkpoint's manifest."""
-        return await self.query(is_committed, self._run.durable, checkpoint)
-
-    @contextlib.contextmanager
-    def alone_with(self, checkpoint: CheckpointId) -> Iterator[None]:
-        """Exclude other commits and removals of that checkpoint on this agent's threads.
-
-        A commit amid a removal would name bytes that are gone.
-        """
-        with self._changed:
-            self._changed.wait_for(lambda: checkpoint not in self._in_use)
-            self._in_use.add(checkpoint)
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._in_use.discard(checkpoint)
-                self._changed.notify_all()
+        return await self.threads.query(is_committed, self._run.durable, checkpoint)
 
     # Operations.
 
@@ -176,7 +116,7 @@ class StorageWorker:
         """Make parts in this host's RAM durable."""
         self._began_secs.setdefault(effect.id, self._run.clock.monotonic())
         try:
-            await self.write(self._persist, effect)
+            await self.threads.write(self._persist, effect)
         except Exception as raised:
             newer = await self._newer_attempt(raised)
             error = await self._explained(raised)
@@ -186,9 +126,8 @@ class StorageWorker:
 
     async def commit(self, effect: effects.Commit) -> inputs.CommitWritten | inputs.CommitFailed:
         """Write the manifest of a durable checkpoint."""
-        loop = asyncio.get_running_loop()
         try:
-            manifest = await loop.run_in_executor(self._committing, self._commit, effect)
+            manifest = await self.threads.commit(self._commit, effect)
         except Exception as raised:
             newer = await self._newer_attempt(raised)
             error = await self._explained(raised)
@@ -204,11 +143,10 @@ class StorageWorker:
         """Copy a part from another host's RAM, as far as no rank here has copied it into a slot."""
         filled = await self._ram.replicas.wait(effect.id, effect.rank)
         slot = self._ram.slots.replica_slot(effect.id, effect.rank, filled)
-        loop = asyncio.get_running_loop()
         try:
             with slot as reserve:
                 pull = functools.partial(self._pull, effect, reserve, is_filled=filled is not None)
-                self._ram.pulled_bytes += await loop.run_in_executor(self._pulling, pull)
+                self._ram.pulled_bytes += await self.threads.pull(pull)
         except Exception as error:
             if self.may_be_recycled(effect, error):
                 log.info("part %d of %s is no longer there: %s", effect.rank, effect.id, error)
@@ -224,7 +162,7 @@ class StorageWorker:
     ) -> inputs.DurableListed | inputs.ListingFailed:
         """Return the contents of the durable tier."""
         try:
-            return await self.query(self._list_durable, effect)
+            return await self.threads.query(self._list_durable, effect)
         except Exception as error:
             log.warning("cannot list the durable tier: %s", error)
             self._note(error)
@@ -239,7 +177,7 @@ class StorageWorker:
         """
         listing = self.opening.of_attempt(attempt)
         if listing is None and self.opening.is_open_for(attempt):
-            await self.query(self.list_for_opening)
+            await self.threads.query(self.list_for_opening)
             listing = self.opening.of_attempt(attempt)
         return listing
 
@@ -248,76 +186,22 @@ class StorageWorker:
     ) -> inputs.AttemptBegun | inputs.AttemptTaken | inputs.BeginFailed:
         """Write an attempt's record, unless another host has written it."""
         try:
-            writers = [leases.writer for leases in self._leases_by_tier()]
-            is_begun = await self.query(self._begin, effect, writers)
+            is_begun = await self.threads.query(self._begin, effect, self.leases.writers())
         except Exception as error:
             log.warning("cannot begin attempt %s: %s", effect.attempt, error)
             self._note(error)
             return inputs.BeginFailed(effect, _reason(error), _is_final(error))
         return (inputs.AttemptBegun if is_begun else inputs.AttemptTaken)(effect)
 
-    async def renew_lease(self, wanted: effects.RenewLease) -> inputs.LeaseWritten:
-        """Write the lease of the attempt that this host leads, in each durable tier.
-
-        One tier that answers is enough for the next renewal, which the other one gets in its turn.
-        """
-        lease = self._lease(wanted.attempt, wanted.incarnation, wanted.counter)
-        calls = self._call_leases(lambda writer: writer.write(lease))
-        await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
-        return inputs.LeaseWritten(wanted.attempt)
-
-    async def release_lease(self, wanted: effects.ReleaseLease) -> inputs.LeaseWritten:
-        """Remove the lease of an attempt that has ended."""
-        calls = self._call_leases(lambda writer: writer.remove(wanted.attempt))
-        # The agent may end with this.
-        await asyncio.wait(calls, timeout=RELEASE_SECS)
-        return inputs.LeaseWritten(wanted.attempt)
-
     async def read_lease(self, wanted: effects.ReadLease) -> inputs.LeaseRead | inputs.LeaseNotRead:
         """Read the lease of an attempt that another agent leads."""
-        number = wanted.attempt.number
         try:
-            lease = await in_thread(lambda: newest_lease(self._leases(), number))
+            lease = await self.leases.read(wanted.attempt.number)
         except HoldfastError as error:
             log.warning("cannot read the lease of attempt %s: %s", wanted.attempt, error)
             self._note(error)
             return inputs.LeaseNotRead(wanted.attempt, _reason(error), _is_final(error))
         return inputs.LeaseRead(wanted.attempt, lease)
-
-    def _call_leases(self, call: LeaseCall) -> list[asyncio.Task[None]]:
-        """Begin a call on the leases of each durable tier."""
-        return [leases.call_soon(call) for leases in self._leases_by_tier()]
-
-    def _leases_by_tier(self) -> list[TierLeases]:
-        """Return what writes the leases of each tier; the run may have got another remote tier."""
-        run_id, before = self._run.config.run_id, self._tier_leases
-        self._tier_leases = {
-            store: before.get(store) or TierLeases(LeaseWriter(Leases(store.fleeting, run_id)))
-            for store in self._durable_tiers()
-        }
-        return list(self._tier_leases.values())
-
-    def _durable_tiers(self) -> list[DurableStore]:
-        remote = self._run.remote
-        return [self._run.durable, *([remote.store] if remote is not None else [])]
-
-    def _leases(self) -> list[Leases]:
-        """Return the leases of each durable tier."""
-        run_id = self._run.config.run_id
-        return [Leases(store.fleeting, run_id) for store in self._durable_tiers()]
-
-    def _lease(self, attempt: AttemptId, incarnation: int, counter: int) -> Lease:
-        config, group = self._run.config, self._trainers.group
-        first = next(iter(group.present), None) if group is not None else None
-        return Lease(
-            run_id=config.run_id,
-            attempt=attempt,
-            host=config.host,
-            pid=first.pid if first is not None else os.getpid(),
-            user=user_name(),
-            incarnation=incarnation,
-            counter=counter,
-        )
 
     def may_be_recycled(self, effect: effects.Pull, error: Exception) -> bool:
         """Return whether the part may have been recycled at its source during the pull: no problem.
@@ -373,7 +257,7 @@ class StorageWorker:
 
     def _commit(self, effect: effects.Commit) -> Manifest:
         durable = self._run.durable
-        with self.alone_with(effect.id):
+        with self.threads.alone_with(effect.id):
             # A newer attempt may have begun while the bytes were written.
             check_not_fenced(durable, effect.id)
             check_run(durable, durable.home.location_text, self._run.config.run_id)
@@ -535,7 +419,7 @@ class StorageWorker:
         """
         if record.host != self._run.config.host or self.has_begun(record.attempt):
             return False
-        lease = newest_lease(self._leases(), record.attempt.number)
+        lease = self.leases.newest(record.attempt.number)
         return lease is None or lease.age_secs >= LEASE_SECS
 
     def _begin(self, wanted: effects.BeginAttempt, writers: list[LeaseWriter]) -> bool:
@@ -566,7 +450,7 @@ class StorageWorker:
                 error,
             )
         for writer in writers:
-            writer.write(self._lease(wanted.attempt, 0, 0))
+            writer.write(self.leases.lease(wanted.attempt, 0, 0))
         try:
             if remote is None:
                 is_whole = self.opening.has_whole(wanted.attempt.number - 1)
@@ -587,7 +471,7 @@ class StorageWorker:
 
     def note_joined(self, attempt: AttemptId) -> None:
         """Note the attempt and the run's place beside this host's RAM, which may get its parts."""
-        self._reading.submit(self._note_joined, attempt)
+        self.threads.query_soon(self._note_joined, attempt)
 
     def _note_joined(self, attempt: AttemptId) -> None:
         try:
@@ -600,7 +484,7 @@ class StorageWorker:
 
     async def drop_foreign(self) -> set[AttemptId]:
         """Drop what RAM has of attempts that are not this run's; return these attempts."""
-        return await self.query(self._drop_foreign)
+        return await self.threads.query(self._drop_foreign)
 
     def _drop_foreign(self) -> set[AttemptId]:
         ram = self._ram.store
@@ -625,23 +509,12 @@ class StorageWorker:
             return set()
         return foreign
 
-    def remove_old_leases(self, attempt: AttemptId) -> None:
-        """Remove the leases of earlier attempts, which are only leftovers.
-
-        Storage that does not answer holds the calling thread for `RELEASE_SECS` at most.
-        """
-        removals = [
-            waits.begin_call(functools.partial(leases.remove_before, attempt.number))
-            for leases in self._leases()
-        ]
-        wait(removals, RELEASE_SECS)
-
     def _note(self, error: Exception) -> None:
         self.problem = error if isinstance(error, HoldfastError) else None
 
     async def look_for_run(self) -> None:
         """Note at the run's home if its bucket no longer has it."""
-        await asyncio.get_running_loop().run_in_executor(self._looking, self._look_for_run)
+        await self.threads.look(self._look_for_run)
 
     def _look_for_run(self) -> None:
         """Read whether a bucket still has the run, and note it at the run's home if not.
@@ -663,7 +536,7 @@ class StorageWorker:
         """Return why an operation failed: objects of a run that was deleted are missing."""
         if isinstance(error, ObjectNotFoundError):
             await self.look_for_run()
-            reason = await self.query(self._run.durable.home.unusable_reason)
+            reason = await self.threads.query(self._run.durable.home.unusable_reason)
             if reason is not None:
                 return StorageError(reason)
         return error
@@ -673,7 +546,7 @@ class StorageWorker:
         if not isinstance(error, FencedError):
             return NO_ATTEMPT
         try:
-            return await self.query(newest_attempt, self._run.durable)
+            return await self.threads.query(newest_attempt, self._run.durable)
         except HoldfastError:
             return NO_ATTEMPT
 

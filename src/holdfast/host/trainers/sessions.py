@@ -159,7 +159,7 @@ class TrainerSessions:
         remote = self._run.remote
         if remote is None or request.remote is None or request.remote.place != remote.place:
             return
-        is_there = await self._storage_worker.query(remote.store.home.is_at, remote.place)
+        is_there = await self._storage_worker.threads.query(remote.store.home.is_at, remote.place)
         if not is_there and self._run.remote is remote:
             log.warning("the remote tier %s is another directory than before", remote.place)
             self._run.reopen_remote()
@@ -438,7 +438,7 @@ class TrainerSessions:
             group = self._trainers.group
             if group is not None and group.group == request.group:
                 return
-            newest = await self._storage_worker.query(newest_attempt, self._run.durable)
+            newest = await self._storage_worker.threads.query(newest_attempt, self._run.durable)
             if newest != attempt or group is not None:
                 raise FencedError(
                     f"attach: attempt {newest} has taken the run over from attempt "
@@ -479,7 +479,7 @@ class TrainerSessions:
         stores = [self._ram.store, *self._network.stores(), self._run.durable]
         if self._run.remote is not None:
             stores.append(self._run.remote.store)
-        listings, _ = await self._storage_worker.query(list_stores, stores)
+        listings, _ = await self._storage_worker.threads.query(list_stores, stores)
         if origin not in readable(listings):
             raise StepNotFoundError(
                 f"go back to {origin}: it was removed while it was restored; restore another step"
