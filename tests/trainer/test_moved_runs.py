@@ -25,7 +25,7 @@ from holdfast.engine.lifecycle.attempts import newest_attempt
 from holdfast.format.names import RUN_FILE, attempt_keys
 from holdfast.store.disk import DiskStore
 from tests.engine.making import flip_bit
-from tests.hosts import Host, events, host, is_running, stop, wait_until
+from tests.hosts import Host, await_events, events, host, is_running, stop, wait_until
 from tests.manifests import manifests
 from tests.said import Said
 from tests.store.places import mounted
@@ -374,6 +374,22 @@ def test_a_run_that_is_put_back_under_a_living_agent_continues_from_its_newest_s
     assert resumed(run) == 3
     with manager(run) as opened:
         assert opened.resume(state(-1))[1]["n"] == 2
+
+
+def test_what_is_lost_by_putting_a_run_back_under_a_living_agent_is_reported_once(
+    one_host: Host, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run, backup = tmp_path / "run", tmp_path / "backup"
+    train(run, 0)
+    shutil.copytree(run, backup)
+    # The agent remembers two attempts, so that the next start takes three numbers.
+    train(run, 1)
+    train(run, 2)
+    put_back(backup, run)
+    assert resumed(run) == 1
+    lost = [record for record in caplog.records if "continues without it" in record.message]
+    assert len(lost) == len(await_events(run, "given_up", count=1)) == 1
+    assert "step 2 of attempt 3" in lost[0].message
 
 
 @pytest.mark.parametrize("is_durable", [True, False], ids=["durable", "in RAM"])

@@ -87,7 +87,11 @@ class TrainerSessions:
         self._branching: PendingStart | None = None
         self._followed: dict[TrainerProcess, int] = {}
         self._abandoned: list[str] = []
-        """Warnings for the users about checkpoints that the attempt which now begins abandons."""
+        """Warnings for the users about checkpoints that the attempt which now begins abandons.
+
+        A start whose number an attempt has that is only remembered begins once more, with the next
+        number, and abandons the same checkpoints again.
+        """
 
     def adopt(self, group: TrainerGroup | None) -> None:
         """Take over the trainers of the previous agent."""
@@ -306,6 +310,10 @@ class TrainerSessions:
     def given_up(self, effect: effects.GivenUp) -> None:
         """Report a whole checkpoint that the beginning attempt abandons for an older one."""
         text = f"step {effect.id.step} of attempt {effect.id.attempt} was {effect.status.value}"
+        warning = f"{text}, and the run continues without it: {effect.reason}"
+        if warning in self._abandoned:
+            return
+        self._abandoned.append(warning)
         log.warning("%s, and is abandoned: %s", text, effect.reason)
         self._run.events.write(
             CheckpointGivenUp(
@@ -315,7 +323,6 @@ class TrainerSessions:
                 reason=effect.reason,
             )
         )
-        self._abandoned.append(f"{text}, and the run continues without it: {effect.reason}")
 
     def ended_elsewhere(self, effect: effects.RanksEnded) -> None:
         """Notify the trainers that ranks on another host have ended: they may wait for them."""
