@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from holdfast import waits
+from holdfast.clock import SystemClock
 from holdfast.errors import WaitInterruptedError
 
 
@@ -99,6 +100,41 @@ def test_ctrl_c_leaves_a_call_that_does_not_return_in_the_main_thread_and_in_its
         going_on.set()
         is_slow.set()
         pressing.join()
+
+
+def test_a_signal_ends_requests_of_the_call_in_its_thread_and_in_its_pools() -> None:
+    going_on, begun = threading.Event(), threading.Semaphore(0)
+    errors: list[WaitInterruptedError] = []
+
+    def request() -> bool:
+        begun.release()
+        return going_on.wait(60)
+
+    def read() -> bool:
+        return waits.interruptible(request, lambda: None, 60.0)
+
+    def look() -> None:
+        with patient("restore"), waits.thread_pool(2, "reading") as pool:
+            jobs = [pool.submit(read), pool.submit(waits.sleep, SystemClock(), 60.0)]
+            with pytest.raises(WaitInterruptedError):
+                read()
+            for job in jobs:
+                with pytest.raises(WaitInterruptedError, match="restore: ended by") as caught:
+                    job.result(30)
+                errors.append(caught.value)
+
+    # A thread of the program, and not the main one, in which Ctrl-C ends a request too.
+    looking = threading.Thread(target=look)
+    looking.start()
+    try:
+        for _ in range(2):
+            begun.acquire()
+        waits.arrived(signal.SIGTERM)
+        looking.join(30)
+        assert len(errors) == 2
+    finally:
+        going_on.set()
+        looking.join()
 
 
 def test_a_call_in_a_thread_of_the_program_is_made_there() -> None:

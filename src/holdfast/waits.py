@@ -14,8 +14,9 @@ Invariants:
 Assumes that no wait on such a thread lasts much longer than `POLL_SECS` without `check`.
 
 Some calls of other libraries notice no signal before they return, such as a request to a service
-that does not answer. `interruptible` makes them on a thread of its own, so that a Ctrl-C ends the
-wait for them in the main thread, and with it in the threads of a `thread_pool`.
+that does not answer. `interruptible` makes them on a thread of its own, so that a Ctrl-C, and a
+signal that ends the waits of the call, end the wait for them in the main thread, and with it in the
+threads of a `thread_pool`.
 """
 
 from __future__ import annotations
@@ -73,6 +74,9 @@ class _Call:
 
 _calls: dict[int, _Call] = {}
 """The outermost call of each thread. Written by that thread; `arrived` changes the calls in it."""
+_pool = threading.local()
+"""What the threads of a pool have from the thread that made it: `is_left`, of the main thread's,
+whether its block was left at an interruption, and `call`, the call that is under way there."""
 
 
 def arrived(number: signal.Signals, *, at_once: bool = False) -> None:
@@ -113,11 +117,14 @@ def _entering_frame() -> FrameType:
 
 
 def _current() -> _Call | None:
-    """Return the call that is under way on this thread; forget one whose end was cut off."""
+    """Return the call that is under way on this thread, or on the one that made its pool.
+
+    A call whose end was cut off is forgotten.
+    """
     thread = threading.get_ident()
     call = _calls.get(thread)
     if call is None:
-        return None
+        return getattr(_pool, "call", None)
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if frame is call.frame:
@@ -231,13 +238,11 @@ def begin_call(call: Callable[[], T]) -> Future[T]:
     return future
 
 
-_pool = threading.local()
-"""`is_left`: in a thread of a pool of the main thread, whether its block was left at Ctrl-C."""
-
-
 @contextlib.contextmanager
 def thread_pool(count: int, name: str) -> Iterator[ThreadPoolExecutor]:
     """Yield a pool whose threads end with the block, also those in an `interruptible` call.
+
+    What ends the waits of the call that is under way on this thread ends those of the pool.
 
     Args:
         count: How many threads it has at most.
@@ -245,9 +250,10 @@ def thread_pool(count: int, name: str) -> Iterator[ThreadPoolExecutor]:
     """
     is_main = threading.current_thread() is threading.main_thread()
     is_left = threading.Event() if is_main else getattr(_pool, "is_left", None)
+    call = _current()
 
     def enter() -> None:
-        _pool.is_left = is_left
+        _pool.is_left, _pool.call = is_left, call
 
     with ThreadPoolExecutor(count, name, initializer=enter) as pool:
         try:
@@ -262,9 +268,9 @@ def thread_pool(count: int, name: str) -> Iterator[ThreadPoolExecutor]:
 def interruptible(call: Callable[[], T], on_slow: Callable[[], None], slow_secs: float) -> T:
     """Return the result of a call that notices no signal, where an interruption must end it.
 
-    That is in the main thread, and in those of its `thread_pool`s. There the call is made on
-    another thread, which an interruption leaves behind: the call must change nothing of its
-    caller's then.
+    That is in the main thread, in those of its `thread_pool`s, and where a call that a signal ends
+    is under way. There the call is made on another thread, which an interruption leaves behind: the
+    call must change nothing of its caller's then.
 
     Args:
         call: The call.
@@ -273,11 +279,12 @@ def interruptible(call: Callable[[], T], on_slow: Callable[[], None], slow_secs:
 
     Raises:
         KeyboardInterrupt: Ctrl-C was pressed, in the main thread.
-        WaitInterruptedError: The block of this thread's pool was left by an interruption.
+        WaitInterruptedError: As `check`; or the block of this thread's pool was left by an
+            interruption.
     """
     is_left: threading.Event | None = getattr(_pool, "is_left", None)
     is_main = threading.current_thread() is threading.main_thread()
-    if not is_main and is_left is None:
+    if not is_main and is_left is None and _current() is None:
         return call()
     future = begin_call(call)
     slow_at_secs = SystemClock.monotonic() + slow_secs
@@ -285,6 +292,7 @@ def interruptible(call: Callable[[], T], on_slow: Callable[[], None], slow_secs:
     while not wait([future], POLL_SECS)[0]:
         if is_left is not None and is_left.is_set():
             raise WaitInterruptedError("a request was abandoned after an interruption")
+        check()
         if is_main and SystemClock.monotonic() >= slow_at_secs:
             slow_at_secs = math.inf
             on_slow()

@@ -1,4 +1,4 @@
-"""A service that accepts connections and never answers: Ctrl-C takes effect, and a line says so."""
+"""A service that accepts connections and never answers: signals take effect, and a line says so."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ import pytest
 
 import holdfast
 from holdfast import CheckpointManager
+from holdfast.errors import WaitInterruptedError
 from tests.buckets.fault_proxy import FaultProxy
 from tests.hosts import Host
 
@@ -53,19 +54,24 @@ def service() -> Iterator[dict[str, str]]:
         connection.close()
 
 
-def interrupted(call: Callable[[], object], is_silent: Callable[[], bool]) -> float:
-    """Press Ctrl-C once the service is silent; return after how many seconds the call ended."""
+def interrupted(
+    call: Callable[[], object],
+    is_silent: Callable[[], bool],
+    number: signal.Signals = signal.SIGINT,
+    error: type[BaseException] = KeyboardInterrupt,
+) -> float:
+    """Send a signal once the service is silent; return after how many seconds the call ended."""
     pressed_at: list[float] = []
 
     def press() -> None:
         while not is_silent():
             time.sleep(0.01)
         pressed_at.append(time.monotonic())
-        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), number)
 
     pressing = threading.Thread(target=press)
     pressing.start()
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(error):
         call()
     ended = time.monotonic()
     pressing.join()
@@ -123,3 +129,22 @@ def test_a_restore_from_a_service_that_falls_silent_ends_at_ctrl_c(
     with holdfast.open_run(proxied_url) as run:
         proxy.choose = images
         assert interrupted(run.restore, lambda: proxy.counts["silent"] > 0) < EFFECT_SECS
+
+
+@pytest.mark.parametrize("count", [1, 4], ids=["one reader", "a pool of readers"])
+def test_a_restore_from_a_service_that_falls_silent_ends_at_a_preemption_signal(
+    one_host: Host, proxy: FaultProxy, proxied_url: str, count: int
+) -> None:
+    state = {str(number): np.full(1000, number) for number in range(count)}
+    with CheckpointManager(proxied_url, ram=None) as manager:
+        manager.save(0, state, force=True)
+        manager.wait_until_finished()
+        proxy.choose = lambda request: "silent" if "image-" in request.path else None
+        secs = interrupted(
+            lambda: manager.restore(like=state),
+            lambda: proxy.counts["silent"] > 0,
+            signal.SIGTERM,
+            WaitInterruptedError,
+        )
+        proxy.choose = lambda request: None
+    assert secs < EFFECT_SECS

@@ -471,6 +471,7 @@ class Tries:
 
         Raises:
             StorageError: `error`, if it is final, or was the last try's.
+            WaitInterruptedError: A signal ends the wait.
         """
         secs = self._clock.monotonic() - self._began_secs
         if isinstance(error, StorageThrottledError):
@@ -497,7 +498,7 @@ class Tries:
             log.debug("a request to %s is repeated: %s", self._what, error)
         # Between half of the pause and all of it, so that many hosts do not repeat in step.
         share = 0.5 + int(self._clock.new_token()[:4], 16) / (1 << 17)
-        self._clock.sleep(share * min(pause_secs, PAUSE_MAX_SECS))
+        waits.sleep(self._clock, share * min(pause_secs, PAUSE_MAX_SECS))
 
     def _is_worth_a_warning(self, secs: float) -> bool:
         return self._count == LOGGED_COUNT or (self._count < LOGGED_COUNT and secs > LOGGED_SECS)

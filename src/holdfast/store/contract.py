@@ -24,7 +24,7 @@ from contextlib import AbstractContextManager
 from typing import NamedTuple, Protocol
 
 from holdfast import waits
-from holdfast.errors import HoldfastError, InvalidArgumentError
+from holdfast.errors import HoldfastError, InvalidArgumentError, WaitInterruptedError
 from holdfast.format.digests import Buffer
 
 DURABLE = "durable"
@@ -261,11 +261,17 @@ def exact_blocks(source: Source, start_bytes: int, stop_bytes: int) -> Iterator[
 def read_each(
     get: Callable[[str], bytes], keys: Sequence[str], at_once: int
 ) -> Sequence[bytes | HoldfastError]:
-    """Call `get` for each key, on up to `at_once` threads; return its results and errors."""
+    """Call `get` for each key, on up to `at_once` threads; return its results and errors.
+
+    Raises:
+        WaitInterruptedError: A signal ends the wait for them.
+    """
 
     def read(key: str) -> bytes | HoldfastError:
         try:
             return get(key)
+        except WaitInterruptedError:
+            raise
         except HoldfastError as error:
             return error
 

@@ -25,6 +25,7 @@ from holdfast.errors import (
     NewerFormatError,
     StepUncommittedError,
     StorageError,
+    WaitInterruptedError,
 )
 from holdfast.format.check import check_manifest
 from holdfast.format.layout import Chunk
@@ -332,6 +333,8 @@ def is_sound(checkpoint: CheckpointId, stores: Sequence[ReadableStore], listings
     """Return whether its records are intact and its images long enough; reads no image."""
     try:
         sources = find_sources(checkpoint, stores, listings)
+    except WaitInterruptedError:
+        raise
     except HoldfastError:
         return False
     return all(

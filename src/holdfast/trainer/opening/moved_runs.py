@@ -27,7 +27,7 @@ from holdfast.engine.lifecycle.catalog import list_checkpoints
 from holdfast.engine.lifecycle.identity import Finding, find
 from holdfast.engine.lifecycle.newest import newest_committed
 from holdfast.engine.lifecycle.run import read_run_record
-from holdfast.errors import HoldfastError, RunBusyError
+from holdfast.errors import HoldfastError, RunBusyError, WaitInterruptedError
 from holdfast.format.names import CheckpointId, age_of
 from holdfast.format.records import RunRecord
 from holdfast.host.tiers.ram_place import RamPlace, note_place, noted_place, place_of, steps_text
@@ -165,5 +165,7 @@ def _search(noted: RamPlace, store: DurableStore, run_id: str, clock: Clock) -> 
 def _run_id_at(place: str, clock: Clock) -> str | None:
     try:
         return read_run_record(open_durable(place, clock), place).run_id
+    except WaitInterruptedError:
+        raise
     except HoldfastError:
         return None

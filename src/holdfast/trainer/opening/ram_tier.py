@@ -16,7 +16,7 @@ from holdfast.clock import Clock
 from holdfast.engine.lifecycle.attempts import read_attempt
 from holdfast.engine.lifecycle.catalog import list_checkpoints
 from holdfast.engine.lifecycle.run import read_run_record
-from holdfast.errors import AgentUnavailableError, HoldfastError
+from holdfast.errors import AgentUnavailableError, HoldfastError, WaitInterruptedError
 from holdfast.format.names import CheckpointId
 from holdfast.host.tiers.ram_attempts import foreign_attempts
 from holdfast.host.tiers.ram_place import noted_place
@@ -106,5 +106,7 @@ def _continues(run_id: str, place: str, ram: RamStore, clock: Clock) -> bool:
         if read_run_record(durable, place).run_id != run_id:
             return False
         return all(read_attempt(durable, a.number).attempt == a for a in attempts)
+    except WaitInterruptedError:
+        raise
     except HoldfastError:
         return False
