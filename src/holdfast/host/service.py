@@ -210,6 +210,7 @@ class Service:
         return protocol.Empty()
 
     async def detach(self, request: protocol.Detach, pid: int) -> protocol.Detached:
+        group = self._trainers.group
         self._agent.sessions.detach(request)
         for _ in range(LEFT_LOOKS_MAX):
             is_unknown = self._agent.leaves_in_secs() is None and self._trainers.group is None
@@ -217,12 +218,19 @@ class Service:
                 break
             # The end of the attempt is being recorded.
             await asyncio.sleep(LEFT_LOOK_SECS)
+        # If other hosts' ranks close too, this agent leaves soon; else it lingers.
+        is_open_elsewhere = (
+            group is not None
+            and not group.is_broken
+            and len(group.members) < group.count
+            and not self._driver.view.is_closed
+        )
         return protocol.Detached(
             is_last=self._trainers.group is None,
             pid=os.getpid(),
             ram_bytes=self._agent.ram.pool.size_bytes(),
             is_writing=bool(self._driver.view.pending_ids()),
-            leaves_in_secs=self._agent.leaves_in_secs(),
+            leaves_in_secs=None if is_open_elsewhere else self._agent.leaves_in_secs(),
             copies_to=self._agent.mirroring.awaited_place,
         )
 

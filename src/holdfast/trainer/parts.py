@@ -72,7 +72,7 @@ class ManagerParts:
             link.report_end(is_preempted=is_preempted, is_finished=self.finisher.has_ended)
         left = self.position.session.left
         if left is not None and left.is_last:
-            text = terminal.staying_text(self.run.location, left)
+            text = terminal.staying_text(self.run.durable.home.location_text, left)
             if text is not None:
                 log.info("%s", text)
 

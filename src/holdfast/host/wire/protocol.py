@@ -367,7 +367,8 @@ class Detached(msgspec.Struct, frozen=True, kw_only=True):
         pid: the agent.
         ram_bytes: the RAM that it holds.
         is_writing: whether checkpoints must still become durable.
-        leaves_in_secs: when it leaves; None: it is not known yet.
+        leaves_in_secs: when it leaves; None: it is not known yet, as ranks on other hosts may close
+            too.
         copies_to: the remote tier that lacks the newest checkpoint; empty: none does.
     """
 
