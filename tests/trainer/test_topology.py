@@ -13,9 +13,24 @@ import pytest
 from holdfast import errors
 from holdfast.adapt.contract import OwnProcess
 from holdfast.coordination.rank_runs import runs_of
-from holdfast.trainer.options import HostNetwork
+from holdfast.policy.preservation_policy import LatestN
+from holdfast.policy.save_decision_policy import (
+    AnySavePolicy,
+    ContinuousCheckpointingPolicy,
+    FixedIntervalPolicy,
+    SpecificStepsPolicy,
+)
+from holdfast.trainer.options import HostNetwork, Options, RamTier
 from holdfast.trainer.ranks.rendezvous import Rendezvous, json_text
-from holdfast.trainer.ranks.topology import JobHost, JobHosts, RankPlace, hosts_of, meet, place_of
+from holdfast.trainer.ranks.topology import (
+    JobHost,
+    JobHosts,
+    RankPlace,
+    check_alike,
+    hosts_of,
+    meet,
+    place_of,
+)
 from tests.hosts import host
 from tests.trainer.ranks import BriskClock, MemoryWords, RankOf, ranks, together
 from tests.trainer.test_processes import free_address
@@ -23,6 +38,7 @@ from tests.trainer.test_restore_votes import line_of
 
 MEETING = Path(__file__).with_name("meeting.py")
 DEFAULT: dict[str, Any] = {"failure_domain": None, "slice_index": None, "peer_address": None}
+DEFAULT |= {"step_policies": ""}
 
 
 def place(name: str, **told: Any) -> RankPlace:
@@ -68,6 +84,54 @@ def test_a_host_s_domain_is_what_the_user_says_else_its_slice_else_itself(
     places: list[RankPlace], domains: list[str]
 ) -> None:
     assert [one.domain for one in hosts_of(places).hosts] == domains
+
+
+def options(**told: Any) -> Options:
+    default = {"save": FixedIntervalPolicy(3), "preservation": LatestN(1), "takeover": False}
+    return Options(**({**default, "ram": RamTier()} | told))
+
+
+class Own:
+    """A policy of the user's own."""
+
+    def should_save(self, step: int, previous: Any, *, context: Any) -> bool:
+        return False
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"save": FixedIntervalPolicy(4)},
+        {"save": ContinuousCheckpointingPolicy()},
+        {"save": Own()},
+        {"save": SpecificStepsPolicy(range(100))},
+        {"ram": None},
+        {"ram": RamTier(save_decision_policy=FixedIntervalPolicy(1))},
+        {"ram": RamTier(copies=1)},
+    ],
+    ids=str,
+)
+def test_ranks_that_would_save_different_steps_are_refused(other: dict[str, Any]) -> None:
+    texts = [options().step_policies, options().step_policies, options(**other).step_policies]
+    check_alike([place("a", step_policies=text) for text in texts[:2]])
+    with pytest.raises(errors.InvalidArgumentError) as told:
+        check_alike([place("a", step_policies=text) for text in texts])
+    assert f"found {texts[0]} in rank 0 and {texts[2]} in rank 2" in str(told.value)
+
+
+def test_what_only_rank_0_or_the_agent_decides_may_differ_between_ranks() -> None:
+    steps = tuple(range(0, 1000, 3))
+    same = [
+        (
+            AnySavePolicy([FixedIntervalPolicy(3), SpecificStepsPolicy(steps)]),
+            AnySavePolicy([SpecificStepsPolicy(steps), FixedIntervalPolicy(3), Own()]),
+        ),
+        (Own(), ContinuousCheckpointingPolicy(minimum_interval_secs=3.0)),
+    ]
+    for one, other in same:
+        assert options(save=one).step_policies == options(save=other).step_policies
+    different = AnySavePolicy([FixedIntervalPolicy(3), SpecificStepsPolicy(steps[:-1])])
+    assert options(save=different).step_policies != options(save=same[0][0]).step_policies
 
 
 @pytest.mark.parametrize("other", ["rack-2", None])

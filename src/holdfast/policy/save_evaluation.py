@@ -7,6 +7,7 @@ built-in ones, and rank 0's trainer the user's own.
 from __future__ import annotations
 
 import functools
+import hashlib
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -23,6 +24,9 @@ from holdfast.policy.save_decision_policy import (
     SaveDecisionPolicy,
     SpecificStepsPolicy,
 )
+
+SHARE_CHARS_MAX = 80
+"""The length at which the text of a policy is cut, since all ranks exchange it."""
 
 
 class SplitSavePolicy(NamedTuple):
@@ -108,6 +112,20 @@ def encode(policy: SaveDecisionPolicy) -> bytes:
         InvalidArgumentError: `policy`, or a member of it, is a user's own.
     """
     return codec.encode(policy, _members(policy), (*_ByStep.__args__, *_ByAgent.__args__))
+
+
+def text_by_step(policy: SaveDecisionPolicy | None) -> str:
+    """Return the share of `policy` that each rank evaluates, as short text; `none` without one.
+
+    Equal shares have equal texts, and different ones different texts.
+    """
+    share = split(policy).by_step if policy is not None else None
+    if share is None:
+        return "none"
+    text = " or ".join(sorted(repr(member) for member in _members(share)))
+    if len(text) <= SHARE_CHARS_MAX:
+        return text
+    return f"{text[:SHARE_CHARS_MAX]}… ({hashlib.sha256(text.encode()).hexdigest()[:16]})"
 
 
 def decode(data: bytes) -> SaveDecisionPolicy:

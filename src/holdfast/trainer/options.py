@@ -281,6 +281,17 @@ class Options:
             user_preserves=keep.by_user is not None,
         )
 
+    @property
+    def step_policies(self) -> str:
+        """The parts of the policies that each rank evaluates alone, as text."""
+        texts = [f"save_decision_policy={save_evaluation.text_by_step(self.save)}"]
+        if self.ram is None:
+            texts.append("ram=None")
+        else:
+            policy = save_evaluation.text_by_step(self.ram.save_decision_policy)
+            texts.append(f"RamTier(save_decision_policy={policy}, copies={self.ram.copies})")
+        return ", ".join(texts)
+
     def peer_config(self, token_file: str) -> PeerConfig:
         """Return where this host's agent serves the job's other hosts, also without a RAM tier."""
         network = self.network

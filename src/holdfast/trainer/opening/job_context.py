@@ -144,7 +144,8 @@ def find_job(
     """Find the job's hosts, and start this host's agent if there are several.
 
     Raises:
-        InvalidArgumentError: Two ranks of one host contradict each other.
+        InvalidArgumentError: Two ranks of one host contradict each other, or two ranks would save
+            different steps.
         AgentUnavailableError: An agent does not start, or serves no other hosts; or RAM here is
             that of another place of the run.
         StorageError: The run's token cannot be written.
@@ -152,7 +153,8 @@ def find_job(
     """
     with rendezvous.propagating_errors("look at this host's RAM"):
         check_foreign_ram(run.run_id, run.durable, clock)
-    hosts = meet(rendezvous, place_of(processes, options.network, None))
+    policies = options.step_policies
+    hosts = meet(rendezvous, place_of(processes, options.network, None, policies))
     rendezvous.reports.hosts = hosts.host_of_each()
     attempt = PresentAttempt()
     config = _config(run, options, None)
@@ -162,7 +164,7 @@ def find_job(
         with rendezvous.propagating_errors("meet the hosts"):
             config = _config(run, options, options.peer_config(token_file))
             address = _start(config, clock)
-        hosts = meet(rendezvous, place_of(processes, options.network, address))
+        hosts = meet(rendezvous, place_of(processes, options.network, address, policies))
         peers = _job_peers(run, config, hosts, attempt, clock)
     attach = _attach(run, options, processes, hosts)
     replicas = Replicas(hosts.domains(), attach.copies) if hosts.count > 1 else NO_REPLICAS

@@ -74,12 +74,17 @@ class JobHosts:
 
 
 class RankPlace(msgspec.Struct, frozen=True, array_like=True):
-    """The place of one rank. `failure_domain` is the user's option; None if it is not set."""
+    """The place of one rank, and the options that all ranks must have alike.
+
+    `failure_domain` is the user's option; None if it is not set. `step_policies` is as
+    `Options.step_policies`.
+    """
 
     host: str
     failure_domain: str | None
     slice_index: int | None
     peer_address: str | None
+    step_policies: str = ""
 
 
 class _HostAnswer(msgspec.Struct, frozen=True, array_like=True):
@@ -91,7 +96,12 @@ class _HostAnswer(msgspec.Struct, frozen=True, array_like=True):
     ranks: Runs
 
 
-def place_of(processes: Processes, network: HostNetwork, peer_address: str | None) -> RankPlace:
+def place_of(
+    processes: Processes,
+    network: HostNetwork,
+    peer_address: str | None,
+    step_policies: str = "",
+) -> RankPlace:
     """Return the place of this rank.
 
     Raises:
@@ -102,6 +112,7 @@ def place_of(processes: Processes, network: HostNetwork, peer_address: str | Non
         failure_domain=network.failure_domain,
         slice_index=processes.slice_index,
         peer_address=peer_address,
+        step_policies=step_policies,
     )
 
 
@@ -125,7 +136,8 @@ def meet(rendezvous: Rendezvous, place: RankPlace) -> JobHosts:
     """Exchange the places of all ranks and return their hosts. Every rank must call it.
 
     Raises:
-        InvalidArgumentError: Two ranks of one host contradict each other.
+        InvalidArgumentError: Two ranks of one host contradict each other, or two ranks would save
+            different steps.
         ProcessLostError: As `Rendezvous.decide`.
     """
     answer = rendezvous.decide("meet the hosts", json_text(place), _judged, MEET_SECS)
@@ -200,8 +212,28 @@ def _peer_address(host: str, places: Sequence[RankPlace], ranks: list[int]) -> s
     return first
 
 
+def check_alike(places: Sequence[RankPlace]) -> None:
+    """Check that all ranks save the same steps, which each of them decides by itself.
+
+    A step that only some ranks save never becomes a checkpoint.
+
+    Raises:
+        InvalidArgumentError: They do not.
+    """
+    first = places[0].step_policies
+    for rank, place in enumerate(places):
+        if place.step_policies != first:
+            raise InvalidArgumentError(
+                "meet the hosts: expected the same policies in all processes, because each of them "
+                f"decides by these at which steps it saves, found {first} in rank 0 and "
+                f"{place.step_policies} in rank {rank}"
+            )
+
+
 def _judged(values: list[str]) -> str:
-    job = hosts_of([decode(value, RankPlace) for value in values])
+    places = [decode(value, RankPlace) for value in values]
+    check_alike(places)
+    job = hosts_of(places)
     answers = [
         _HostAnswer(
             host.name,
