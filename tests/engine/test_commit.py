@@ -6,8 +6,10 @@ import contextlib
 import itertools
 import json
 import threading
+from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 import xxhash
 
@@ -15,8 +17,10 @@ from holdfast.engine.lifecycle.catalog import Listing, list_checkpoints
 from holdfast.engine.lifecycle.commit import check_not_fenced, commit, remove
 from holdfast.engine.lifecycle.recovery import recover
 from holdfast.engine.reading.restore import fill_targets
+from holdfast.engine.saving.part_writer import write_part
 from holdfast.errors import CheckpointDamagedError, FencedError, ObjectNotFoundError, StorageError
 from holdfast.format.names import AttemptId, CheckpointId, checkpoint_folder, manifest_key, part_key
+from holdfast.format.records import SavedValue
 from holdfast.store.disk import DiskStore
 from tests.attempts import attempt_id, checkpoint_id
 from tests.engine.making import Made, begin, disk, flip_bit, random_array, sources_of
@@ -97,6 +101,34 @@ def test_a_part_record_of_another_checkpoint_is_not_committed(durable: DiskStore
     data = durable.get(part_key(other.id, 1, RANKS))
     durable.put(part_key(made.id, 1, RANKS), data)
     with pytest.raises(CheckpointDamagedError, match=r"part 1 of 2 of 000000020\.1-00000001"):
+        commit(durable, made.id, RANKS)
+    assert manifest_key(made.id) not in objects(durable, made)
+
+
+@pytest.mark.parametrize(
+    ("paths", "difference"),
+    [
+        ([("data",), ("rng",)], None),
+        ([("rng",)], "rank 1 lacks data;"),
+        ([("data",), ("rng",), ("loaders", "eval")], "rank 1 has besides loaders/eval;"),
+        ([("other",)], "rank 1 lacks data, rng and has besides other;"),
+        ([("data",), ("data",), ("rng",)], "rank 1 has one twice;"),
+    ],
+)
+def test_states_of_different_objects_are_not_committed(
+    durable: DiskStore, paths: list[tuple[str, ...]], difference: str | None
+) -> None:
+    made = made_at(10)
+    saved = [("data",), ("rng",)]
+    for rank, own in ((0, saved), (1, paths)):
+        plan = made.plan(rank)
+        spec = msgspec.structs.replace(plan.spec, process_values=tuple(own))
+        values = tuple(SavedValue(path=path, value=rank) for path in own)
+        write_part(durable, replace(plan, spec=spec, process_values=values), made.chunk_bytes)
+    if difference is None:
+        commit(durable, made.id, RANKS)
+        return
+    with pytest.raises(CheckpointDamagedError, match=difference):
         commit(durable, made.id, RANKS)
     assert manifest_key(made.id) not in objects(durable, made)
 

@@ -139,7 +139,7 @@ def train(manager: holdfast.CheckpointManager, steps: range, rank: int, todo: di
             say(read=report.step, passed_over=report.passed_over)
             break
         with failures_said(todo, step):
-            if manager.save(step, state_at(step, rank)):
+            if manager.save(step, passed_state(todo, step, rank)):
                 saved.append(step)
         if todo.get("settle"):
             manager.wait_until_finished()
@@ -156,6 +156,14 @@ def train(manager: holdfast.CheckpointManager, steps: range, rank: int, todo: di
             say(left=step)
             break
     return saved
+
+
+def passed_state(todo: dict, step: int, rank: int) -> dict:
+    """What this rank passes to `save`; the rank that `forgets` makes no iterator."""
+    state = state_at(step, rank)
+    if todo.get("forgets") == rank:
+        del state["position"]
+    return state
 
 
 def pause_secs(todo: dict, step: int, rank: int) -> float:

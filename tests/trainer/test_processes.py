@@ -20,6 +20,7 @@ from holdfast.engine.reading.metadata import CheckpointMetadata
 from tests.attempts import folder_of
 from tests.format.stranger import read_checkpoint
 from tests.hosts import Host, events, expire_leases, wait_until
+from tests.manifests import manifests
 from tests.trainer.frameworks import FRAMEWORKS
 
 PROCESS = Path(__file__).with_name("process.py")
@@ -72,6 +73,19 @@ def test_two_processes_make_one_checkpoint_and_both_come_back(
     again = results(start_job(one_host, run, 2, framework=framework, steps=4, interval=4))
     assert [(r["start"], r["right"]) for r in again] == [(9, True)] * 2
     assert {tier for e in events(run, "restored") for tier in e["sources"]} == {"ram"}
+
+
+def test_ranks_that_save_the_states_of_different_objects_are_told_and_nothing_is_committed(
+    one_host: Host, tmp_path: Path
+) -> None:
+    todo: dict[str, Any] = {"interval": 2, "forgets": 1, "goes_on": True, "only_closes": True}
+    job = start_job(one_host, tmp_path / "run", 2, steps=5, **todo)
+    for rank, process in enumerate(job):
+        out, err = process.communicate(timeout=90)
+        failed = [json.loads(line) for line in out.splitlines() if '"failed"' in line]
+        assert {step for line in failed for step in line["failed"]} == {0, 2, 4}, (rank, out, err)
+        assert "rank 1 lacks position; all processes of a job" in failed[0]["message"]
+    assert not manifests(tmp_path / "run")
 
 
 @pytest.mark.soak

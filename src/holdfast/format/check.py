@@ -33,6 +33,7 @@ AXES_MAX = 64
 REUSED_COUNT_MAX = 16
 CHUNK_COUNT_MAX = 1 << 24
 ARRAY_SIZE_MAX_BYTES = 1 << 60
+PATHS_SHOWN_MAX = 10
 
 
 def check_spec(spec: CheckpointSpec, part_count: int, where: str) -> None:
@@ -192,6 +193,28 @@ def _check_reused(part: PartRecord, where: str) -> None:
             raise damaged(f"chunks of {image.origin} are used that are not in it")
     if not are_disjoint([image.used for image in part.reused]):
         raise damaged("a chunk is taken from two of them")
+
+
+def check_values(part: PartRecord, spec: CheckpointSpec, where: str) -> None:
+    """Check that a part has the state of each object that the checkpoint's spec lists.
+
+    Raises:
+        CheckpointDamagedError: it lacks one, or has others: its process saved another state.
+    """
+    paths, expected = {value.path for value in part.values}, set(spec.process_values)
+    if paths == expected and len(part.values) == len(expected):
+        return
+    kinds = (("lacks", expected - paths), ("has besides", paths - expected))
+    texts = [
+        f"{kind} {', '.join(sorted(map(path_name, others))[:PATHS_SHOWN_MAX])}"
+        for kind, others in kinds
+        if others
+    ]
+    difference = " and ".join(texts) or "has one twice"
+    raise CheckpointDamagedError(
+        f"{where}: of the objects with a state that rank 0 saved, rank {part.rank} {difference}; "
+        "all processes of a job have to pass a state of the same structure to save"
+    )
 
 
 def check_reused_chunks(part: PartRecord, owned: Ownership, where: str) -> None:

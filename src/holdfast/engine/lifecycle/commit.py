@@ -3,6 +3,8 @@
 Invariants:
 - A manifest is written only when every part record it names, and each image of each part, is
   durable: its own, and the images of earlier checkpoints that it reuses.
+- A manifest is written only if all ranks saved the states of the same objects. Their arrays were
+  compared when the parts were copied.
 - It is written with put-if-absent: there is one commit, whichever process completes it.
 - No checkpoint of an attempt is committed once a newer attempt has begun (`check_not_fenced`).
 - Removal starts with the manifest, so that no crash leaves a manifest that names missing bytes.
@@ -21,7 +23,7 @@ from holdfast.errors import (
     HoldfastError,
     ObjectNotFoundError,
 )
-from holdfast.format.check import check_part
+from holdfast.format.check import check_part, check_values
 from holdfast.format.names import CheckpointId, checkpoint_folder, image_key, manifest_key, part_key
 from holdfast.format.part_layout import origins_of
 from holdfast.format.records import CheckpointSpec, Manifest, PartRecord, PartReference
@@ -78,6 +80,8 @@ def manifest_of(parts: Sequence[PartRecord], record_digests: Sequence[str]) -> M
     first = parts[0]
     if first.checkpoint is None:
         raise CheckpointDamagedError(f"commit {first.id}: rank 0's part has no checkpoint in it")
+    for part in parts:
+        check_values(part, first.checkpoint, f"commit {first.id}")
     return Manifest(
         run_id=first.run_id,
         step=first.step,
@@ -110,8 +114,8 @@ def commit(
             remove some (`references.ReusedImages`); called if the checkpoint reuses images.
 
     Raises:
-        ObjectNotFoundError, CheckpointDamagedError: a part or a reused image is missing or damaged;
-            not committed.
+        ObjectNotFoundError, CheckpointDamagedError: a part or a reused image is missing or damaged,
+            or the ranks saved different objects; not committed.
         StorageError: it is unknown whether it was committed; the call may be repeated.
     """
     records = []

@@ -27,11 +27,10 @@ from holdfast.errors import (
     StorageError,
     WaitInterruptedError,
 )
-from holdfast.format.check import check_manifest
+from holdfast.format.check import check_manifest, check_values
 from holdfast.format.layout import Chunk
 from holdfast.format.names import CheckpointId, image_key, manifest_key, part_key
 from holdfast.format.part_layout import PartLayout, image_keys, image_sizes_bytes, origins_of
-from holdfast.format.paths import path_name
 from holdfast.format.records import CheckpointSpec, Manifest, PartRecord
 from holdfast.format.sealed import record_digest, unseal
 from holdfast.store.contract import ReadableStore
@@ -220,12 +219,7 @@ def _check_values(part: PartRecord, spec: CheckpointSpec) -> None:
     where = f"read part {part.rank} of {part.id}"
     if part.rank == 0 and part.checkpoint != spec:
         raise CheckpointDamagedError(f"{where}: its checkpoint differs from the manifest's")
-    paths, expected = {value.path for value in part.values}, set(spec.process_values)
-    if paths != expected or len(part.values) != len(expected):
-        raise CheckpointDamagedError(
-            f"{where}: it has values at {sorted(map(path_name, paths))[:10]}, expected one at each "
-            f"of {sorted(map(path_name, expected))[:10]}"
-        )
+    check_values(part, spec, where)
 
 
 def _no_copy(checkpoint: CheckpointId, rank: int, part_count: int, seen: Sequence[str]) -> str:
