@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from holdfast.policy import preservation_policy as preservation_policy
     from holdfast.policy import save_decision_policy as save_decision_policy
     from holdfast.policy.contexts import CheckpointInfo as CheckpointInfo
+    from holdfast.policy.loss_guard import LossGuard as LossGuard
     from holdfast.trainer.checkpoint_manager import CheckpointManager as CheckpointManager
     from holdfast.trainer.one_shot import load as load
     from holdfast.trainer.one_shot import save as save
@@ -42,6 +43,7 @@ __all__ = [
     "CheckpointManager",
     "CheckpointMetadata",
     "HostNetwork",
+    "LossGuard",
     "PeerTls",
     "ProcessHooks",
     "RamTier",
@@ -64,6 +66,7 @@ _PLACES = {
     "CheckpointManager": "trainer.checkpoint_manager",
     "CheckpointMetadata": "engine.reading.metadata",
     "HostNetwork": "trainer.options",
+    "LossGuard": "policy.loss_guard",
     "PeerTls": "peers.tls",
     "ProcessHooks": "trainer.options",
     "RamTier": "trainer.options",

@@ -73,6 +73,14 @@ def positive_secs(owner: str, argument: str, value: object) -> float:
     return secs
 
 
+def positive_real(owner: str, argument: str, value: object) -> float:
+    """Return `value` as a finite number above 0."""
+    number = _real(value)
+    if number is None or not (math.isfinite(number) and number > 0):
+        raise refusal(owner, argument, "a finite number above 0", value)
+    return number
+
+
 def share(owner: str, argument: str, value: object) -> float:
     """Return `value` as a share above 0 and at most 1."""
     number = _real(value)

@@ -22,10 +22,11 @@ from typing import Any
 from holdfast.adapt.contract import ArraysOf, Framework
 from holdfast.engine.reading.metadata import CheckpointMetadata, metadata_of, process_values_of
 from holdfast.engine.reading.view import find_newest_sound, find_sound
-from holdfast.errors import HoldfastError
+from holdfast.errors import HoldfastError, InvalidArgumentError, StepNotFoundError
 from holdfast.host.wire import protocol
 from holdfast.host.wire.control_block import ATTEMPT, TARGET_DURABLE, TARGET_PREEMPTION, TARGET_RAM
 from holdfast.observe.metrics.metric_families import AgentMetrics, flat
+from holdfast.policy.loss_guard import LossGuard
 from holdfast.policy.preservation_policy import LatestN, PreservationPolicy
 from holdfast.policy.save_decision_policy import ContinuousCheckpointingPolicy, SaveDecisionPolicy
 from holdfast.trainer import arguments, options
@@ -34,7 +35,7 @@ from holdfast.trainer.options import HostNetwork, Options, ProcessHooks, RamTier
 from holdfast.trainer.parts import open_parts
 from holdfast.trainer.process import terminal
 from holdfast.trainer.process.progress_bar import closing_state, progress_bar
-from holdfast.trainer.restore.restoring import RestoreReport
+from holdfast.trainer.restore.restoring import RestoredState, RestoreReport
 from holdfast.trainer.save.patience import CLOSE_SECS, SAVE_PATIENCE_SECS
 
 log = logging.getLogger(__name__)
@@ -63,6 +64,8 @@ class CheckpointManager:
         on_save_failure: `raise`: the next call of `save` raises the failure of an earlier save, so
             that a program that does not expect it ends. `warn`: each failure is logged, and the
             training goes on; `wait_until_finished` and `close` raise it if nothing newer is safe.
+        guard: Judges the loss. Checkpoints for which it vouches are kept for `rewind`, beside those
+            that the preservation policy keeps (docs/guard.md).
         process: What is installed in this process: handlers of signals, log lines, fork hooks.
         framework: `jax`, `torch` or `numpy`, or a `holdfast.torch.TorchFramework`, which has
             options. None: the one that the program uses, else NumPy, which is for jobs of one
@@ -96,19 +99,22 @@ class CheckpointManager:
         remote: str | os.PathLike[str] | RemoteTier | None = None,
         takeover: bool = False,
         on_save_failure: options.OnSaveFailure = "raise",
+        guard: LossGuard | None = None,
         process: ProcessHooks = ProcessHooks(),  # noqa: B008 - frozen too
         framework: str | Framework | None = None,
     ) -> None:
         arguments.check_host(ram, network, process)
+        preservation = preservation_policy or LatestN(3)
         self._options = Options(
             save=save_decision_policy or ContinuousCheckpointingPolicy(),
-            preservation=preservation_policy or LatestN(3),
+            preservation=preservation if guard is None else guard.preserving(preservation),
             ram=ram,
             network=network,
             remote=options.remote_tier(remote),
             takeover=takeover,
             process=process,
             on_save_failure=options.save_failure_mode(on_save_failure),
+            guard=guard,
         )
         self.last_restore = None
         self._error: BaseException | None = None
@@ -302,14 +308,67 @@ class CheckpointManager:
             else:
                 self._parts.position.go_on_from(restored)
         if restored is not None:
-            self.last_restore, state = restored.report, restored.state
-            self._process.show(f"resumed from {terminal.restore_text(restored.report)}")
-        self._steps.await_first()
-        if self._own is not None:
-            self._own.note_step()
+            state = self._moved_to(restored, "resumed from")
+        self._begin_steps()
         # Raise for a leaf that cannot be saved now, rather than when the first save is due.
         self._parts.due_saves.expect(state)
         return (0 if restored is None else restored.id.step + 1), state
+
+    def rewind(self, state: Any, *, order: options.SkipsSteps | None = None) -> tuple[int, Any]:
+        """Go back to the newest checkpoint that the guard vouches for, after a rejected loss.
+
+        All processes of the job must call it. The run continues from there: the later checkpoints
+        become an abandoned branch. Make loaders again afterwards.
+
+        Args:
+            state: As for `resume`.
+            order: The `holdfast.data.Order` of the samples. It leaves out those of the steps since
+                that checkpoint, up to the last one that the guard judged. None: the training uses
+                the same samples again.
+
+        Returns:
+            (step + 1, the state saved at `step`), as `resume`.
+
+        Raises:
+            StepNotFoundError: There is no checkpoint that the guard vouches for; or the training
+                went back several times without coming further.
+            InvalidArgumentError: The manager has no guard.
+            StructureMismatchError, CheckpointDamagedError, ProcessLostError: As for `resume`.
+
+        After an error the run's position is unchanged.
+        """
+        self._parts.lifetime.check_call("rewind")
+        guard, request = self._options.guard, arguments.check_resume(state, None, None, False, None)
+        if guard is None:
+            raise InvalidArgumentError(
+                "rewind: expected a manager with a guard, found none; pass guard=LossGuard()"
+            )
+        guard.check_rewind()
+        vouched, last = guard.vouched, guard.last
+        with self._parts.patience.of("rewind"):
+            restored = self._parts.restores.read(None, request, step_max=vouched)
+            if restored is None:
+                raise StepNotFoundError(
+                    f"rewind: expected a checkpoint of step {vouched} or before, for which the "
+                    "guard vouches, found none; go on with resume(state, step=...), or begin again"
+                )
+            self._parts.position.go_on_from(restored)
+        state = self._moved_to(restored, "went back to")
+        self._begin_steps()
+        start = restored.id.step + 1
+        if order is not None:
+            order.skip(start, steps=max(0, last + 1 - start))
+        return start, state
+
+    def _begin_steps(self) -> None:
+        self._steps.await_first()
+        if self._own is not None:
+            self._own.note_step()
+
+    def _moved_to(self, restored: RestoredState, words: str) -> Any:
+        self.last_restore = restored.report
+        self._process.show(f"{words} {terminal.restore_text(restored.report)}")
+        return restored.state
 
     def restore(
         self,

@@ -11,7 +11,7 @@ import signal
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, field
-from typing import Literal
+from typing import Literal, Protocol
 
 from holdfast.coordination.messages import NAME_CHARS_MAX
 from holdfast.environment import INTERFACE_VARIABLE, PROMETHEUS_VARIABLE
@@ -24,6 +24,7 @@ from holdfast.policy import (
     preservation_evaluation,
     save_evaluation,
 )
+from holdfast.policy.loss_guard import LossGuard
 from holdfast.policy.preservation_policy import LatestN, PreservationPolicy
 from holdfast.policy.save_decision_policy import (
     ContinuousCheckpointingPolicy,
@@ -256,6 +257,14 @@ def save_failure_mode(given: object) -> OnSaveFailure:
     )
 
 
+class SkipsSteps(Protocol):
+    """An order of samples that can leave out those of some steps, as `holdfast.data.Order`."""
+
+    def skip(self, start: int, *, steps: int) -> None:
+        """Use from step `start` on what step `start + steps` would have used."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
     """All arguments of a manager except its directory."""
@@ -268,6 +277,7 @@ class Options:
     takeover: bool
     process: ProcessHooks = field(default_factory=ProcessHooks)
     on_save_failure: OnSaveFailure = "raise"
+    guard: LossGuard | None = None
 
     @property
     def durable_policies(self) -> TierPolicies:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from holdfast.adapt.contract import RestoreRequest
 from holdfast.engine.reading.restore import RestoreTally
 from holdfast.engine.reading.view import newest_first
+from holdfast.format.names import STEP_MAX
 from holdfast.trainer.position import Position
 from holdfast.trainer.process.progress_bar import progress_bar, restoring_state
 from holdfast.trainer.restore.restore_votes import Votes
@@ -25,11 +26,18 @@ class Restores:
     is_first: bool
     """Whether this process shows the progress."""
 
-    def read(self, step: int | None, request: RestoreRequest) -> RestoredState | None:
+    def read(
+        self, step: int | None, request: RestoreRequest, *, step_max: int = STEP_MAX
+    ) -> RestoredState | None:
         """Read the state of `step`, or of the newest checkpoint; the run is not moved.
 
+        Args:
+            step: The step; None: the newest one up to `step_max`.
+            request: What of it to read.
+            step_max: The last step whose checkpoint is read.
+
         Returns:
-            The state; None if the run has no checkpoint.
+            The state; None if the run has no such checkpoint.
 
         Raises:
             HoldfastError: As `CheckpointManager.restore`.
@@ -45,7 +53,10 @@ class Restores:
                 restored = self.restorer.step(views.load, step, request, tallies.append)
             else:
                 look = newest_first(views.load_newest, views.load)
-                restored = self.restorer.newest(look, request, tallies.append)
+                if step_max < STEP_MAX:
+                    # The listing of the newest ones may lack what is older.
+                    look = views.load
+                restored = self.restorer.newest(look, request, tallies.append, step_max=step_max)
         if self.meter is not None:
             self.meter.paused()
         return restored

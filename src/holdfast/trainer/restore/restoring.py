@@ -205,7 +205,12 @@ class Restorer:
     clock: Clock
 
     def newest(
-        self, look: Callable[[], View], request: RestoreRequest, on_begun: OnBegun = no_watch
+        self,
+        look: Callable[[], View],
+        request: RestoreRequest,
+        on_begun: OnBegun = no_watch,
+        *,
+        step_max: int = STEP_MAX,
     ) -> RestoredState | None:
         """Restore the newest checkpoint that every rank can read.
 
@@ -213,9 +218,10 @@ class Restorer:
             look: Lists the checkpoints.
             request: What of it to restore.
             on_begun: Receives the tally of each try.
+            step_max: The last step whose checkpoint is tried.
 
         Returns:
-            The restored state; None if the run has no checkpoint.
+            The restored state; None if the run has no such checkpoint.
 
         Raises:
             StructureMismatchError: `like` does not fit the newest readable checkpoint, on this rank
@@ -225,7 +231,7 @@ class Restorer:
         """
         started_secs, rounds = self.clock.monotonic(), self.rounds
         rounds.meet()
-        limit = STEP_MAX + 1
+        limit = step_max + 1
         skipped: list[tuple[int, int, str]] = []
         while True:
             with self._round():

@@ -1,0 +1,187 @@
+"""Judge a training by its loss, and keep the checkpoints from which it may have to go on.
+
+Invariant: the guard vouches for the checkpoints up to one step, after which the losses were good
+for as many steps as its patience. So the state of such a checkpoint has been trained on, and has
+proved sound.
+
+See docs/decisions/0061.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import statistics
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any, SupportsFloat
+
+from holdfast.errors import InvalidArgumentError, StepNotFoundError
+from holdfast.policy import arguments
+from holdfast.policy.contexts import CheckpointInfo, PreservationContext
+from holdfast.policy.preservation_evaluation import kept
+from holdfast.policy.preservation_policy import AnyPreservationPolicy, PreservationPolicy
+
+DEVIATION_OF_MAD = 1.4826
+"""The standard deviation of normal noise, in medians of its absolute deviations."""
+SCALE_MIN = 0.05
+"""The least scale, as a part of the median: a loss that hardly changes may change a little."""
+
+log = logging.getLogger(__name__)
+
+
+class LossGuard:
+    """Judges each loss by those before: it has to be finite, and must not jump.
+
+    A loss jumps if it is above the median of the last ones by more than `jump` times their scale:
+    the standard deviation as their median absolute deviation estimates it, and at least 5 % of the
+    median. So neither single values nor a slow change of the loss have much influence.
+
+    Pass the guard to the manager, put it into the state, and give it the same losses on all ranks:
+    the mean over the ranks, not a rank's own.
+
+    Args:
+        jump: How many scales a loss may be above the median.
+        window: The number of good losses that are compared.
+        warmup: The number of losses before which only finiteness is judged.
+        patience: The number of steps with good losses after a checkpoint until it is vouched for.
+        rewinds: How often the training may go back without coming further.
+
+    Raises:
+        InvalidArgumentError: An argument is not a positive number, or `warmup` is above `window`.
+    """
+
+    def __init__(
+        self,
+        *,
+        jump: float = 10.0,
+        window: int = 100,
+        warmup: int = 20,
+        patience: int = 10,
+        rewinds: int = 3,
+    ) -> None:
+        name = type(self).__name__
+        self._jump = arguments.positive_real(name, "jump", jump)
+        self._window = arguments.positive_integer(name, "window", window)
+        self._warmup = arguments.positive_integer(name, "warmup", warmup)
+        self._patience = arguments.positive_integer(name, "patience", patience)
+        self._rewinds_max = arguments.positive_integer(name, "rewinds", rewinds)
+        if self._warmup > self._window:
+            raise InvalidArgumentError(f"{name}: expected {warmup=} of at most {window=} losses")
+        self._losses: deque[tuple[int, float]] = deque(maxlen=self._window)
+        self._vouched = self._last = self._rejected = -1
+        self._rewinds = (-1, 0)
+
+    @property
+    def vouched(self) -> int:
+        """The step up to which the guard vouches for checkpoints; -1: for none yet."""
+        return self._vouched
+
+    @property
+    def last(self) -> int:
+        """The last step whose loss was judged; -1 before one was."""
+        return self._last
+
+    def rejects(self, step: int, loss: SupportsFloat) -> bool:
+        """Judge the loss of a step; return whether the training should go back.
+
+        Call it on all ranks, for each step in turn. For the loss of the step before, a device need
+        not be waited for.
+
+        Returns:
+            True if the loss is not finite, or jumps. The reason is logged.
+        """
+        if step <= self._last:
+            # The training went back: what followed is no longer its past.
+            self._losses = deque((e for e in self._losses if e[0] < step), maxlen=self._window)
+            self._vouched = min(self._vouched, step - 1)
+            self._rejected = min(self._rejected, step - 1)
+        self._last = step
+        value = float(loss)
+        reason = self._reason(value)
+        if reason is not None:
+            self._rejected = step
+            log.warning("step %d: %s", step, reason)
+            return True
+        self._losses.append((step, value))
+        if step - self._patience >= self._rejected:
+            self._vouched = max(self._vouched, step - self._patience)
+        return False
+
+    def _reason(self, loss: float) -> str | None:
+        if not math.isfinite(loss):
+            return f"the loss is {loss}"
+        if len(self._losses) < self._warmup:
+            return None
+        values = [value for _, value in self._losses]
+        median = statistics.median(values)
+        deviation = statistics.median(abs(value - median) for value in values)
+        scale = max(DEVIATION_OF_MAD * deviation, SCALE_MIN * abs(median))
+        if loss <= median + self._jump * scale:
+            return None
+        return (
+            f"the loss jumps to {loss:.6g}; the last {len(values)} good ones have the median "
+            f"{median:.6g} and the scale {scale:.2g}"
+        )
+
+    def check_rewind(self) -> None:
+        """Count a return to a vouched checkpoint.
+
+        Raises:
+            StepNotFoundError: The training went back so often without coming further.
+        """
+        step, count = self._rewinds
+        count = count + 1 if step == self._vouched else 1
+        if count > self._rewinds_max:
+            raise StepNotFoundError(
+                f"rewind: the training went back {self._rewinds_max} times to what the guard "
+                f"vouches for, step {self._vouched} and before, and its loss was rejected again; "
+                "other samples do not help, so look at the learning rate and the data, or go on "
+                "with resume(state, step=...) from an older checkpoint"
+            )
+        self._rewinds = (self._vouched, count)
+
+    def preserving(self, policy: PreservationPolicy) -> PreservationPolicy:
+        """Return `policy`, which in addition keeps what the guard may need.
+
+        It keeps what `policy` would keep if there were only vouched checkpoints, the newest of
+        these, and the oldest other one, which is vouched for next.
+        """
+        policies = policy.policies if type(policy) is AnyPreservationPolicy else (policy,)
+        return AnyPreservationPolicy((*policies, _Vouched(self, policy)))
+
+    def get_state(self) -> dict[str, Any]:
+        """Return the last losses, and for which checkpoints the guard vouches."""
+        return {
+            "losses": [list(entry) for entry in self._losses],
+            "vouched": self._vouched,
+            "last": self._last,
+            "rejected": self._rejected,
+        }
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Set the state that `get_state` has returned."""
+        losses = ((step, loss) for step, loss in state["losses"])
+        self._losses = deque(losses, maxlen=self._window)
+        self._vouched, self._last = state["vouched"], state["last"]
+        self._rejected = state["rejected"]
+
+    def set_states(self, states: Sequence[Mapping[str, Any]], *, rank: int, count: int) -> None:
+        """Set the state from those of another number of processes, which are all the same."""
+        self.set_state(states[0])
+
+
+class _Vouched:
+    """Keeps the checkpoints that a guard may need; see `LossGuard.preserving`."""
+
+    def __init__(self, guard: LossGuard, policy: PreservationPolicy) -> None:
+        self._guard, self._policy = guard, policy
+
+    def should_preserve(
+        self, checkpoints: Sequence[CheckpointInfo], *, context: PreservationContext
+    ) -> Sequence[bool]:
+        """Return True for what the policy keeps of the vouched ones, and the oldest other one."""
+        limit = self._guard.vouched
+        vouched = [checkpoint for checkpoint in checkpoints if checkpoint.step <= limit]
+        answers = [*kept(self._policy, vouched, context=context)]
+        return [*answers, True, *[False] * len(checkpoints)][: len(checkpoints)]
