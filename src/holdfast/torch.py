@@ -7,11 +7,13 @@ tensors: `dtype_name_of`, `host_bytes`, `copy_into`, `tensor_over`, `with_tensor
 from __future__ import annotations
 
 from holdfast.adapt.torch.devices import Fence
+from holdfast.adapt.torch.exact_loader import ExactLoader
 from holdfast.adapt.torch.objects import RandomState, Replicated, with_tensors
 from holdfast.adapt.torch.state import TorchFramework
 from holdfast.adapt.torch.tensors import copy_into, dtype_name_of, host_bytes, tensor_over
 
 __all__ = [
+    "ExactLoader",
     "Fence",
     "RandomState",
     "Replicated",

@@ -48,6 +48,9 @@ BROAD_EXCEPTS: dict[str, str] = {
     "src/holdfast/supervise/startup/sitecustomize.py:_import_all": (
         "a module may raise anything when it is imported; the program imports it again"
     ),
+    "tests/proving/driver.py:ForkedStarts.start": (
+        "the top of a forked process, which shows the error and ends with 1, as Python does"
+    ),
     "src/holdfast/demo/train.py:main": (
         "the top of a process, which tells the error and ends; other ends wait for other processes"
     ),

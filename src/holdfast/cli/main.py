@@ -1,9 +1,8 @@
 """Run the command `holdfast`: dispatch to its subcommands, and turn errors into exit codes.
 
 Exit codes: 0 for success; 1 for an error, which is printed in one line, with `--json` as a document
-too, if `verify` found bad bytes, and if what `diff` compares differs; 2 for wrong usage, and if
-`diff` cannot compare; 130 if interrupted. `run` exits with its
-command's code.
+too, if `verify` found bad bytes, and if what `diff` or `prove` compares differs; 2 for wrong usage,
+and if `diff` or `prove` cannot compare; 130 if interrupted. `run` exits with its command's code.
 """
 
 from __future__ import annotations
@@ -27,6 +26,7 @@ from holdfast.cli.interruption import INTERRUPTED
 from holdfast.cli.ls import ls
 from holdfast.cli.output import print_error, print_json, showing_log
 from holdfast.cli.page import page
+from holdfast.cli.prove import prove
 from holdfast.cli.report import report
 from holdfast.cli.rm import rm
 from holdfast.cli.run import run
@@ -57,7 +57,20 @@ def commands() -> None:
 
 
 _COMMANDS = (ls, show, diff, verify, events, report, advise, save, copy, rm, export, import_files)
-for _command in (*_COMMANDS, status, watch, page, stats, stop, clean, uploads, doctor, run, demo):
+for _command in (
+    *_COMMANDS,
+    status,
+    watch,
+    page,
+    stats,
+    stop,
+    clean,
+    uploads,
+    doctor,
+    run,
+    prove,
+    demo,
+):
     commands.add_command(_command)
 
 
@@ -73,9 +86,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return error.exit_code
     except HoldfastError as error:
         print_error(str(error))
-        # Of `run` the arguments are the command's own.
+        # Of these the arguments are the command's own.
         command_line = list(sys.argv[1:] if arguments is None else arguments)
-        if "--json" in command_line and command_line[0] != run.name:
+        if "--json" in command_line and command_line[0] not in (run.name, prove.name):
             print_json({"error": type(error).__name__, "message": str(error)})
         return 1
     except OSError as error:

@@ -181,22 +181,27 @@ class ColdStarts:
 
     Args:
         command: The program and its arguments.
+        output_fd: The file for its stdout and stderr; None: those of this process.
     """
 
     has_trained = False
 
-    def __init__(self, command: Sequence[str]) -> None:
+    def __init__(self, command: Sequence[str], output_fd: int | None = None) -> None:
         self._command = command
+        self._output_fd = output_fd
 
     def start(self, environment: Mapping[str, str]) -> Child:
-        return Child(spawn(self._command, environment))
+        return Child(spawn(self._command, environment, output_fd=self._output_fd))
 
     def attend(self, child: Child) -> None:
         pass
 
 
 def spawn(
-    command: Sequence[str], environment: Mapping[str, str], kept_fds: Collection[int] = ()
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    kept_fds: Collection[int] = (),
+    output_fd: int | None = None,
 ) -> int:
     """Start a program in a process group of its own, and return its id; `reap` reaps it.
 
@@ -204,6 +209,7 @@ def spawn(
         command: The program and its arguments.
         environment: Its environment.
         kept_fds: The descriptors that it inherits besides stdin, stdout and stderr.
+        output_fd: The file for its stdout and stderr; None: those of this process.
 
     Raises:
         CommandNotRunError: The program does not exist, or cannot be executed.
@@ -211,7 +217,13 @@ def spawn(
     stdin = subprocess.DEVNULL if sys.stdin is None or sys.stdin.isatty() else None
     try:
         process = subprocess.Popen(
-            command, stdin=stdin, env=environment, process_group=0, pass_fds=kept_fds
+            command,
+            stdin=stdin,
+            stdout=output_fd,
+            stderr=output_fd,
+            env=environment,
+            process_group=0,
+            pass_fds=kept_fds,
         )
     except FileNotFoundError as error:
         raise CommandNotRunError(NOT_FOUND, f"run {command[0]}: command not found") from error

@@ -17,6 +17,7 @@ from holdfast.format.names import CheckpointId
 from holdfast.host.wire import protocol
 from holdfast.trainer import arguments
 from holdfast.trainer.opening.agent_session import AgentPlace
+from holdfast.trainer.opening.proof import ProofLink
 from holdfast.trainer.planning import Planner, Taking
 from holdfast.trainer.position import Position
 from holdfast.trainer.process import imports
@@ -33,6 +34,7 @@ class DueSaves:
 
     Attributes:
         check_call: Checks that the manager's call of that name may be made now.
+        proof: This process's part in `holdfast prove`, which follows each step; None: none.
     """
 
     position: Position
@@ -43,6 +45,7 @@ class DueSaves:
     metric_names: arguments.MetricNames
     clock: Clock
     check_call: Callable[[str], None]
+    proof: ProofLink | None = None
 
     def check_step(self, step: object, *, force: bool) -> int:
         """Check a step that does not simply follow the last one, and note the first ones.
@@ -58,7 +61,11 @@ class DueSaves:
         number = position.check_order(arguments.check_step(step), force=force)
         if position.steps.take_first(number, imports.is_recorded()):
             position.session.place.publish_first_step(number, self.clock.now())
-        imports.record_if(position.steps.take_second(number))
+        is_second = position.steps.take_second(number)
+        imports.record_if(is_second and self.proof is None)
+        if self.proof is not None:
+            self.proof.reached(number)
+            position.steps.check_next(number)
         return number
 
     def expect(self, state: object) -> None:
@@ -148,6 +155,8 @@ class DueSaves:
                 asked_secs=asked_secs,
             )
         )
+        if self.proof is not None:
+            self.proof.saved(step, state)
         if due.is_preemption:
             self._stop_at(checkpoint, place)
         return True

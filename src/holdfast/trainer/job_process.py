@@ -9,6 +9,7 @@ from holdfast.adapt.contract import Framework
 from holdfast.adapt.detect import find_framework
 from holdfast.clock import Clock, SystemClock, process_age_secs
 from holdfast.trainer.opening.agent_session import AgentSession
+from holdfast.trainer.opening.proof import proof_link
 from holdfast.trainer.options import ProcessHooks
 from holdfast.trainer.process import terminal
 from holdfast.trainer.process.end_report import supervisor_link
@@ -39,6 +40,7 @@ class JobProcess:
         self.framework = find_framework(framework)
         self.processes = self.framework.processes()
         self.rank = self.processes.rank
+        self.proof = proof_link(self.rank, self.clock)
         terminal.set_log(hooks.terminal_lines, self.rank, self.processes.count)
         if self.rank == 0:
             environment.warn_unknown()

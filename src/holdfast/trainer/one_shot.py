@@ -37,6 +37,7 @@ from holdfast.errors import (
 from holdfast.store.disk import DiskStore
 from holdfast.store.location import RunLocation
 from holdfast.trainer import arguments
+from holdfast.trainer.opening.proof import place_to_write
 from holdfast.trainer.planning import Planner, Taking
 from holdfast.trainer.run import Run
 
@@ -67,7 +68,7 @@ def save(
         UnsupportedLeafError: a leaf cannot be saved.
         OutOfSpaceError, StorageError: it could not be written. In all cases nothing has changed.
     """
-    target = _local(directory)
+    target = _local(place_to_write(directory))
     checked = arguments.check_metrics(metrics)
     arguments.check_flag("overwrite", overwrite)
     clock = SystemClock()

@@ -278,6 +278,8 @@ class Options:
     process: ProcessHooks = field(default_factory=ProcessHooks)
     on_save_failure: OnSaveFailure = "raise"
     guard: LossGuard | None = None
+    saves_each_due: bool = False
+    """Whether a save that a policy asks for by its step waits for room; else it is skipped."""
 
     @property
     def durable_policies(self) -> TierPolicies:

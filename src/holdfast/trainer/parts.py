@@ -87,6 +87,8 @@ def open_parts(
     """
     with contextlib.ExitStack() as on_error:
         on_error.callback(process.signals.close)
+        if process.proof is not None:
+            directory, options = process.proof.redirected(directory), process.proof.options(options)
         with waits.ended_by_signals("open the run", lambda: f"{directory} is not open"):
             replace_open(directory)
             joined = _join(directory, options, process)
@@ -150,6 +152,7 @@ def _construct(joined: _Joined, lifetime: Lifetime, options: Options) -> Manager
         metric_names=arguments.MetricNames(options.preservation, processes.rank),
         clock=clock,
         check_call=lifetime.check_call,
+        proof=process.proof,
     )
     restores = Restores(
         position=position,

@@ -113,6 +113,7 @@ class SaveSchedule:
         ram = options.ram.save_decision_policy if options.ram is not None else None
         self._ram = split(ram).by_step if ram is not None else None
         self._has_warned_skipped = False
+        self._saves_each_due = options.saves_each_due
         # Policies by step are evaluated at every step and ignore the context, so one is reused.
         self._context = SaveContext(
             now=SystemClock().now(), is_saving_in_progress=False, reached_preemption=False
@@ -151,7 +152,8 @@ class SaveSchedule:
         durable_target = self._is_target(TARGET_DURABLE, step, cells)
         ram_target = self._is_target(TARGET_RAM, step, cells)
         durable_step, ram_step = self._selects(self._durable, step), self._selects(self._ram, step)
-        must_save, is_target = force or is_preemption, durable_target or ram_target
+        must_save = force or is_preemption or (durable_step and self._saves_each_due)
+        is_target = durable_target or ram_target
         return Due(
             durable=must_save or durable_target or durable_step,
             ram=ram_target or ram_step,
@@ -303,6 +305,11 @@ class SaveSchedule:
     def await_first(self) -> None:
         """Send the next step through the check, because it is the first one after a restore."""
         self.step_max = -1
+
+    def check_next(self, step: int) -> None:
+        """Send the step after `step` through the check too, in a proof each one."""
+        if not self._has_ended:
+            self.step_max = step
 
     def take_first(self, step: int, awaits_second: bool) -> bool:
         """Return whether the step being checked is the first one; later ones need no check.

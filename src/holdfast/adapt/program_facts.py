@@ -1,0 +1,172 @@
+"""What can be known of a program's random numbers and data loaders, besides its state.
+
+For `holdfast prove`, and for the warning about loaders at a first save. Nothing is imported and
+nothing is changed: what the program has not imported is not there. Objects are found in those that
+the garbage collector tracks, which takes some tens of milliseconds in a large program.
+"""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import random
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from holdfast.format.paths import Path, path_name
+
+LOADERS_MAX = 20
+DEPTH_MAX = 100
+_CONTAINERS = (dict, list, tuple)
+_LOADERS = ("DataLoader", "StatefulDataLoader")
+
+
+class LoaderFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """A data loader, or an iterator with a state, that is alive in the program.
+
+    Attributes:
+        name: its class.
+        in_state: whether it is a leaf of the state.
+        has_state: whether it has a state that can be saved.
+        is_exact: whether it is in the state within an `ExactLoader`.
+        has_generator: whether it is a loader of PyTorch that has a generator of its own.
+        is_torch: whether it is a loader of PyTorch.
+        is_random: whether it is a loader of PyTorch that shuffles.
+        worker_count: the processes that load for it.
+        sampler: the class of its sampler; empty: none.
+    """
+
+    name: str
+    in_state: bool
+    has_state: bool
+    is_exact: bool = False
+    has_generator: bool = False
+    is_torch: bool = False
+    is_random: bool = False
+    worker_count: int = 0
+    sampler: str = ""
+
+
+class ProgramFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of a program at its first save.
+
+    Attributes:
+        leaves: the classes of the state's leaves that are objects.
+        random_paths: the names in the state of each `RandomState`.
+        loaders: the loaders and iterators that are alive.
+        is_deterministic: whether PyTorch is to use deterministic algorithms alone; None: it is not
+            imported.
+    """
+
+    leaves: tuple[str, ...]
+    random_paths: tuple[str, ...]
+    loaders: tuple[LoaderFacts, ...]
+    is_deterministic: bool | None = None
+
+    @property
+    def has_random_state(self) -> bool:
+        """Whether the state has the generators that all programs share."""
+        return bool(self.random_paths)
+
+
+def random_streams() -> dict[str, str]:
+    """Return a digest of the state of each random generator that programs share, by name."""
+    streams = {"python": repr(random.getstate())}
+    if numpy := sys.modules.get("numpy.random"):
+        kind, keys, *rest = numpy.get_state()
+        streams["numpy"] = f"{kind} {keys.tobytes().hex()} {rest}"
+    if torch := _imported_torch():
+        streams["torch"] = torch.get_rng_state().numpy().tobytes().hex()
+        if torch.cuda.is_available() and torch.cuda.is_initialized():
+            states = torch.cuda.get_rng_state_all()
+            streams["cuda"] = "".join(state.numpy().tobytes().hex() for state in states)
+    return {name: hashlib.sha256(text.encode()).hexdigest()[:16] for name, text in streams.items()}
+
+
+def _imported_torch() -> Any:
+    torch = sys.modules.get("torch")
+    return torch if hasattr(torch, "get_rng_state") else None
+
+
+def epochs_of() -> dict[str, int]:
+    """Return the epochs of the samplers that are alive and have one, by class and number."""
+    epochs: dict[str, int] = {}
+    for loader in _alive_loaders():
+        for part in (loader, getattr(loader, "sampler", None)):
+            for name in ("epoch", "iteration"):
+                number = getattr(part, name, None)
+                if type(number) is int:
+                    epochs[f"{type(part).__name__}.{name} {len(epochs)}"] = number
+    return epochs
+
+
+def _alive_loaders() -> list[Any]:
+    """Return the loaders of PyTorch, and the iterators of Grain and the like, that are alive."""
+    if not {"torch.utils.data", "grain", "grain.python", "torchdata"} & sys.modules.keys():
+        return []
+    return [thing for thing in gc.get_objects() if _is_loader(type(thing))][:LOADERS_MAX]
+
+
+_KINDS: dict[type, bool] = {}
+
+
+def _is_loader(kind: type) -> bool:
+    known = _KINDS.get(kind)
+    if known is None:
+        try:
+            names = [base.__module__.partition(".")[0] for base in kind.__mro__]
+            is_torch = any(base.__name__ in _LOADERS for base in kind.__mro__)
+            is_torch = is_torch and not {"torch", "torchdata"}.isdisjoint(names)
+            is_grain = "grain" in names and all(
+                hasattr(kind, name) for name in ("__next__", "get_state", "set_state")
+            )
+            known = is_torch or is_grain
+        except (AttributeError, TypeError):
+            known = False
+        _KINDS[kind] = known
+    return known
+
+
+def program_facts(state: object) -> ProgramFacts:
+    """Return what is known of the program whose state this is."""
+    leaves = dict(_leaves(state, ()))
+    exact = {id(leaf.loader) for leaf in leaves.values() if type(leaf).__name__ == "ExactLoader"}
+    held = {id(leaf) for leaf in leaves.values()} | exact
+    loaders = []
+    for loader in _alive_loaders():
+        sampler = getattr(loader, "sampler", None)
+        is_torch = hasattr(loader, "num_workers") and hasattr(loader, "dataset")
+        loaders.append(
+            LoaderFacts(
+                name=type(loader).__name__,
+                in_state=id(loader) in held,
+                is_exact=id(loader) in exact,
+                has_state=hasattr(loader, "state_dict") or hasattr(loader, "get_state"),
+                has_generator=getattr(loader, "generator", None) is not None,
+                is_torch=is_torch,
+                is_random="Random" in type(sampler).__name__,
+                worker_count=int(getattr(loader, "num_workers", 0) or 0),
+                sampler=type(sampler).__name__ if sampler is not None else "",
+            )
+        )
+    torch = _imported_torch()
+    return ProgramFacts(
+        leaves=tuple(dict.fromkeys(type(leaf).__name__ for leaf in leaves.values())),
+        random_paths=tuple(
+            path_name(path) for path, leaf in leaves.items() if type(leaf).__name__ == "RandomState"
+        ),
+        loaders=tuple(loaders),
+        is_deterministic=torch.are_deterministic_algorithms_enabled() if torch else None,
+    )
+
+
+def _leaves(node: object, path: Path) -> Iterator[tuple[Path, Any]]:
+    """Yield the objects in a tree of dicts, lists and tuples, with their paths."""
+    if isinstance(node, _CONTAINERS) and len(path) < DEPTH_MAX:
+        for key, child in node.items() if isinstance(node, dict) else enumerate(node):
+            yield from _leaves(child, (*path, key))
+    else:
+        yield path, node

@@ -1,0 +1,75 @@
+"""A loader of torchdata that continues with the batches that would have come, in later epochs too.
+
+`StatefulDataLoader` restores the order of the present epoch. The orders of later epochs come from
+its generator, whose state it does not save; and the iterator that continues an epoch draws from
+that generator, as the one that began the epoch did. So the generator has to be set after that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from holdfast.errors import InvalidArgumentError
+
+
+class ExactLoader:
+    """Wraps a `StatefulDataLoader`: iterate over this object, and put it into the state.
+
+    ```python
+    loader = holdfast.torch.ExactLoader(
+        StatefulDataLoader(data, 32, shuffle=True, generator=torch.Generator().manual_seed(0))
+    )
+    state = {"model": model, "optimizer": optimizer, "data": loader}
+    ```
+
+    Random numbers that workers draw are in no state: derive those of a sample from its index.
+
+    Args:
+        loader: a loader with `state_dict` and a `generator` of its own.
+
+    Raises:
+        InvalidArgumentError: it has no state, or no generator: then its order comes from PyTorch's
+            generator of all, which each of its iterators changes.
+    """
+
+    def __init__(self, loader: Any) -> None:
+        if not hasattr(loader, "state_dict"):
+            raise InvalidArgumentError(
+                "ExactLoader(...): expected a loader with a state, found a "
+                f"{type(loader).__name__}; pass a StatefulDataLoader of torchdata, which takes the "
+                "same arguments"
+            )
+        if not isinstance(getattr(loader, "generator", None), torch.Generator):
+            raise InvalidArgumentError(
+                f"ExactLoader(...): expected a loader with a generator, found none in this "
+                f"{type(loader).__name__}; pass generator=torch.Generator().manual_seed(0) to it"
+            )
+        self.loader = loader
+        self._generator_state: torch.Tensor | None = None
+
+    def __len__(self) -> int:
+        """Return the number of batches of an epoch."""
+        return len(self.loader)
+
+    def __iter__(self) -> Iterator[Any]:
+        """Return an iterator over the rest of the epoch after a restore, else over an epoch."""
+        batches: Iterator[Any] = iter(self.loader)
+        if self._generator_state is not None:
+            self.loader.generator.set_state(self._generator_state)
+            self._generator_state = None
+        return batches
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the states of the loader and of its generator."""
+        generator = self._generator_state
+        if generator is None:
+            generator = self.loader.generator.get_state()
+        return {"loader": self.loader.state_dict(), "generator": generator}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Set the states; the next iterator continues from there."""
+        self.loader.load_state_dict(state["loader"])
+        self._generator_state = state["generator"]

@@ -1,0 +1,149 @@
+"""Implement `holdfast prove`: run a program with and without kills, and compare what it saves."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+
+from holdfast.cli import output
+from holdfast.cli.diff import SHOWN_MAX
+from holdfast.cli.output import counted, size_text
+from holdfast.clock import SystemClock
+from holdfast.errors import HoldfastError, InvalidArgumentError
+from holdfast.proving.proof import NAMED_MAX, Proof, ProofRequest
+from holdfast.proving.proof import prove as prove_program
+from holdfast.supervise.command import ColdStarts, Signals, Starts
+
+NOT_COMPARABLE = 2
+
+
+@click.command(context_settings={"allow_interspersed_args": False}, options_metavar="[OPTIONS] --")
+@click.argument("command", metavar="CMD…", nargs=-1, required=True, type=click.UNPROCESSED)
+@click.option(
+    "--kills",
+    metavar="N",
+    type=click.IntRange(min=1),
+    default=3,
+    show_default=True,
+    help="How often to kill the program.",
+)
+@click.option(
+    "--steps",
+    metavar="N",
+    type=click.IntRange(min=1),
+    help="Compare the first N steps, and end the program after them; default: to its own end.",
+)
+@click.option(
+    "--every",
+    metavar="N",
+    type=click.IntRange(min=1),
+    help="Compare each step that is a multiple of N; default: fewer the later they are.",
+)
+@click.option("--seed", type=int, default=0, show_default=True, help="Chooses the kills.")
+@click.option(
+    "--directory",
+    metavar="DIR",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Keep what the program saves in this new directory; default: a temporary one.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+def prove(
+    command: tuple[str, ...],
+    kills: int,
+    steps: int | None,
+    every: int | None,
+    seed: int,
+    directory: Path | None,
+    as_json: bool,
+) -> int:
+    """Prove that the training of CMD is the same with kills as without.
+
+    The program runs uninterrupted. Then it runs again and is killed at steps that --seed chooses,
+    by SIGKILL, by SIGTERM, and with the loss of the host's RAM, and started again each time. All
+    checkpoints of equal steps are compared by their digests, and the metrics by their bits. The
+    program is not changed: the runs that it opens are in a folder of the proof, so no real run and
+    no remote tier is touched. Its other files are written as always.
+
+    The exit code is 0 if all are identical; 1 if not: then the first step that differs is shown
+    with the likely cause; and 2 if the program cannot be judged (docs/exactness.md).
+    """
+    request = ProofRequest(
+        kill_count=kills,
+        seed=seed,
+        last_step=None if steps is None else steps - 1,
+        every=every,
+    )
+    signals = Signals()
+
+    def starts(output_fd: int) -> Starts:
+        return ColdStarts(command, output_fd)
+
+    try:
+        with _folder(directory) as root, signals.handled():
+            proof = prove_program(request, starts, root, signals, SystemClock(), output.note)
+    except HoldfastError as error:
+        output.print_error(str(error))
+        if as_json:
+            output.print_json({"error": type(error).__name__, "message": str(error)})
+        return NOT_COMPARABLE
+    if as_json:
+        output.print_json(proof.document)
+    else:
+        _print(proof)
+    return 0 if proof.verdict.is_equal else 1
+
+
+@contextlib.contextmanager
+def _folder(directory: Path | None) -> Iterator[Path]:
+    if directory is None:
+        with tempfile.TemporaryDirectory(
+            prefix="holdfast-proof-", ignore_cleanup_errors=True
+        ) as own:
+            yield Path(own)
+        return
+    try:
+        directory.mkdir(parents=True)
+    except OSError as error:
+        raise InvalidArgumentError(
+            f"prove: expected a new directory, found {directory}: {error.strerror}"
+        ) from error
+    yield directory.absolute()
+
+
+def _print(proof: Proof) -> None:
+    verdict, first = proof.verdict, proof.verdict.first
+    for name in proof.written[:NAMED_MAX]:
+        output.note(f"the program also writes {name}, which was written again by each run")
+    kills = ", ".join(f"{kill.kind.value} at step {step}" for kill, step in proof.kills)
+    if len(proof.kills) < proof.request.kill_count:
+        output.note(
+            f"the program ended before {proof.request.kill_count - len(proof.kills)} of the kills"
+        )
+    compared = (
+        f"{counted(len(verdict.steps), 'step')} from {verdict.steps[0]} to {verdict.steps[-1]}, "
+        f"each {counted(verdict.array_count, 'array')}, {size_text(verdict.array_bytes)} in all, "
+        f"{counted(verdict.value_count, 'value')}, {counted(verdict.metric_count, 'metric')}; "
+        f"{counted(proof.rank_count, 'process', 'processes')}"
+    )
+    if first is None:
+        output.print_line(f"identical: {compared}")
+        output.print_line(f"with {kills}")
+        return
+    against = (
+        "the program differs from itself without a kill" if proof.is_repeat else f"with {kills}"
+    )
+    output.print_line(
+        f"different: step {verdict.steps[-1]} is the first one that differs; {against}"
+    )
+    for difference in first.differences[:SHOWN_MAX]:
+        output.print_line(f"  {difference.text}")
+    if len(first.differences) > SHOWN_MAX:
+        output.print_line(f"  and {len(first.differences) - SHOWN_MAX} more, which --json lists")
+    for cause in proof.causes:
+        output.print_line(f"likely cause: {cause.name}: {cause.reason}")
+        output.print_line(f"  {cause.cure}")
+    output.print_line(f"compared: {compared}")

@@ -1,0 +1,1 @@
+"""`holdfast prove`: run a program uninterrupted and with kills, and compare their saves."""

@@ -1,0 +1,303 @@
+"""Run the user's program once for a proof, and kill and restart it at chosen steps.
+
+A process stops before the save of a chosen step (`trainer.opening.proof`), so that a kill is at
+that step whatever the machine does meanwhile. Everything else goes on: the saver, the agent, the
+other processes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import math
+import os
+import shutil
+import signal
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import Enum
+from pathlib import Path
+
+import msgspec
+import psutil
+
+from holdfast.clock import Clock, SystemClock
+from holdfast.engine.lifecycle.leases import Leases
+from holdfast.environment import PROOF_VARIABLE, RESTART_VARIABLE, SUPERVISED_VARIABLE
+from holdfast.errors import HoldfastError
+from holdfast.format.json_codec import decode
+from holdfast.host.wire.agent_directory import agent_folders
+from holdfast.host.wire.agents_here import status_of
+from holdfast.local_agent.client import AgentGoneError
+from holdfast.local_agent.place import replace_file
+from holdfast.store.location import open_durable
+from holdfast.supervise.agents import AgentOfRun
+from holdfast.supervise.command import Child, Signals, Starts, kill_left, send
+from holdfast.supervise.drain import drain
+from holdfast.trainer.opening.proof import ORDER, STOPPED, ProofOrder, ProofStop
+from holdfast.trainer.process.end_report import TrainerOpened, reported_ends, reported_openings
+
+POLL_SECS = 0.02
+GRACE_SECS = 60.0
+"""How long a program may go on after a signal, or after the loss of one of its processes."""
+DRAIN_SECS = 600.0
+LOG_LINES = 12
+ATTEMPT_MAX = 10**9 - 1
+
+
+class KillKind(Enum):
+    """What is done to the program at a step."""
+
+    SIGKILL = "SIGKILL of a process"
+    SIGTERM = "SIGTERM"
+    HOST = "loss of the host's RAM"
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """A kill before the save of the first step that is `step` or later, in process `rank`."""
+
+    step: int
+    kind: KillKind
+    rank: int = 0
+
+
+class NotComparableError(HoldfastError):
+    """A program cannot be judged, for example because it fails by itself: the message says why."""
+
+
+@dataclass(slots=True)
+class ProgramRun:
+    """One run of the program, from its start to its end.
+
+    Attributes:
+        name: its name in results.
+        folder: its folder, with what it has saved.
+        kills: what was done to it, each with the step at which it was done.
+    """
+
+    name: str
+    folder: Path
+    kills: list[tuple[Kill, int]] = field(default_factory=list)
+
+    @property
+    def log(self) -> Path:
+        """The file with its output."""
+        return self.folder / "output.log"
+
+    def last_lines(self) -> str:
+        """Return the last lines of its output."""
+        with contextlib.suppress(OSError):
+            lines = self.log.read_text(errors="replace").strip().splitlines()
+            return "\n".join(lines[-LOG_LINES:])
+        return ""
+
+
+class ProgramRunner:
+    """Run the program, each time in a folder of its own below `root`.
+
+    Args:
+        starts: returns what starts the program, for the descriptor of the file for its output.
+        root: the folder of the proof.
+        order: what each process has to do, without kills.
+        signals: the received signals, which are forwarded to the program.
+        clock: the time.
+        note: shows one line to the user.
+    """
+
+    def __init__(
+        self,
+        starts: Callable[[int], Starts],
+        root: Path,
+        order: ProofOrder,
+        signals: Signals,
+        clock: Clock,
+        note: Callable[[str], None],
+    ) -> None:
+        self._starts = starts
+        self._root = root
+        self._order = order
+        self._signals = signals
+        self._clock = clock
+        self._note = note
+        self._opened: list[TrainerOpened] = []
+
+    def run(self, name: str, kills: Sequence[Kill] = ()) -> ProgramRun:
+        """Run the program to its end, with these kills in the order of their steps.
+
+        Raises:
+            NotComparableError: it failed by itself.
+            CommandNotRunError: it cannot be started.
+            KeyboardInterrupt: a signal has ended it and this command.
+        """
+        folder = self._root / name.replace(" ", "-")
+        folder.mkdir()
+        run, pending = ProgramRun(name, folder), list(kills)
+        started = self._clock.now()
+        with run.log.open("ab") as log:
+            starts = self._starts(log.fileno())
+            for count in itertools.count():
+                killed_before = len(run.kills)
+                end = self._run_once(starts, run, pending, count)
+                if self._signals.is_ending:
+                    raise KeyboardInterrupt
+                if end.is_finished:
+                    break
+                if len(run.kills) == killed_before:
+                    raise NotComparableError(_failed_text(run, end.code))
+        self._drain(started)
+        return run
+
+    def _drain(self, started: datetime) -> None:
+        """Wait until all saves are durable, and end the agents."""
+        agents = [AgentOfRun(run=o.run, run_id=o.run_id, host=o.host) for o in self._opened]
+        problems = drain(
+            agents,
+            DRAIN_SECS,
+            started,
+            lambda: self._signals.is_ending,
+            clock=self._clock,
+            note=self._note,
+        )
+        for problem in problems:
+            self._note(f"holdfast prove: {problem}")
+        for agent in agents:
+            end_agents(agent.run_id, agent.host)
+
+    def _put_order(self, folder: Path, pending: Sequence[Kill]) -> None:
+        order = self._order
+        if pending:
+            kill = pending[0]
+            order = msgspec.structs.replace(order, stop_step=kill.step, stop_rank=kill.rank)
+        replace_file(folder / ORDER, msgspec.json.encode(order))
+
+    def _run_once(self, starts: Starts, run: ProgramRun, pending: list[Kill], count: int) -> _End:
+        """Start the program, and return how it has ended."""
+        self._put_order(run.folder, pending)
+        (run.folder / STOPPED).unlink(missing_ok=True)
+        with tempfile.TemporaryDirectory(prefix="holdfast-prove-") as reports:
+            folder = Path(reports)
+            own = {
+                PROOF_VARIABLE: str(run.folder),
+                SUPERVISED_VARIABLE: reports,
+                RESTART_VARIABLE: str(count),
+            }
+            environment = os.environ | own
+            killed_before = len(run.kills)
+            try:
+                with self._signals.passed_on(lambda: starts.start(environment)) as child:
+                    code = self._attend(child, run, pending, folder)
+            finally:
+                opened = reported_openings(folder)
+                self._opened = list({(one.run_id, one.host): one for one in opened}.values())
+            child.end_rest(self._clock)
+            kill_left({report.pid for report in opened}, reports)
+            has_finished = any(end.is_finished for end in reported_ends(folder))
+        is_killed = len(run.kills) > killed_before
+        is_finished = code is None or (code == 0 and (has_finished or not is_killed))
+        return _End(code=code or 0, is_finished=is_finished)
+
+    def _attend(
+        self, child: Child, run: ProgramRun, pending: list[Kill], reports: Path
+    ) -> int | None:
+        """Carry out the kills at their steps until the program ends.
+
+        Returns:
+            Its exit code; None if it was ended after the last step of the proof.
+        """
+        stopped, until_secs, opened_count = run.folder / STOPPED, math.inf, 0
+        while (code := child.wait(POLL_SECS)) is None:
+            if until_secs < math.inf and len(reported_openings(reports)) > opened_count:
+                until_secs = math.inf  # a launcher of its own has started it again
+            if self._clock.monotonic() >= until_secs:
+                self._note(f"holdfast prove: {run.name}: it goes on after the signal: it is killed")
+                return child.end(0)
+            if not stopped.exists():
+                continue
+            stop = decode(stopped.read_bytes(), ProofStop)
+            if stop.is_last:
+                _kill(child)
+                return None
+            kill = pending.pop(0)
+            run.kills.append((kill, stop.step))
+            self._note(f"holdfast prove: {run.name}: {kill.kind.value} at step {stop.step}")
+            opened = reported_openings(reports)
+            opened_count = len(opened)
+            self._put_order(run.folder, pending)
+            _carry_out(kill, stop, child, opened)
+            stopped.unlink(missing_ok=True)
+            until_secs = self._clock.monotonic() + GRACE_SECS
+        return code
+
+
+@dataclass(frozen=True, slots=True)
+class _End:
+    """How one start of the program has ended."""
+
+    code: int
+    is_finished: bool
+
+
+def _kill(child: Child) -> None:
+    send(child.pid, signal.SIGKILL)
+    while child.wait(POLL_SECS) is None:
+        pass
+
+
+def _carry_out(kill: Kill, stop: ProofStop, child: Child, opened: Sequence[TrainerOpened]) -> None:
+    """Do to the program what was chosen, while one of its processes waits."""
+    match kill.kind:
+        case KillKind.SIGTERM:
+            send(child.pid, signal.SIGTERM)
+        case KillKind.SIGKILL:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(stop.pid, signal.SIGKILL)
+        case KillKind.HOST:
+            # Stopped agents do not write on while the processes that they would report end.
+            for run, run_id, host in {(one.run, one.run_id, one.host) for one in opened}:
+                end_agents(run_id, host, lambda: _kill_all(child, opened))
+                # A host of the same name comes back, whose start need not wait for the old one's.
+                durable = open_durable(run, SystemClock())
+                Leases(durable.fleeting, run_id).remove_before(ATTEMPT_MAX)
+
+
+def _kill_all(child: Child, opened: Sequence[TrainerOpened]) -> None:
+    send(child.pid, signal.SIGKILL)
+    for one in opened:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(one.pid, signal.SIGKILL)
+
+
+def end_agents(run_id: str, host: str, meanwhile: Callable[[], None] = lambda: None) -> None:
+    """Kill a run's agent on this host, and remove what it has in RAM.
+
+    Args:
+        run_id: the run.
+        host: the host, as its agent names it.
+        meanwhile: called while the agent is stopped, before it is killed.
+    """
+    folders = agent_folders(run_id, host)
+    pids = []
+    for folder in folders:
+        with contextlib.suppress(AgentGoneError, HoldfastError, ProcessLookupError):
+            pids.append(status_of(folder).pid)
+            os.kill(pids[-1], signal.SIGSTOP)
+    meanwhile()
+    for pid in pids:
+        with contextlib.suppress(psutil.Error):
+            process = psutil.Process(pid)
+            process.kill()
+            process.wait(GRACE_SECS)
+    for folder in folders:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _failed_text(run: ProgramRun, code: int) -> str:
+    after = f" after the {run.kills[-1][0].kind.value}" if run.kills else ""
+    lines = run.last_lines()
+    return (
+        f"prove: {run.name}: expected a program that ends with 0, found exit code {code}{after}"
+        + (f"; its last lines: {lines}" if lines else "")
+    )

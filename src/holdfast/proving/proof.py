@@ -1,0 +1,213 @@
+"""Prove that a program's training is the same with kills as without: the sequence of its runs.
+
+1. The program runs uninterrupted.
+2. It runs again, and is killed and restarted at seeded steps.
+3. If both differ, it runs uninterrupted once more: a program that differs from itself is not
+   deterministic, and a restart is not to blame.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from holdfast.clock import Clock
+from holdfast.proving.causes import Cause, Evidence, cause_documents, likely_causes
+from holdfast.proving.plan import choose_kills
+from holdfast.proving.program import Kill, NotComparableError, ProgramRun, ProgramRunner
+from holdfast.proving.verdict import SavedRun, Verdict, judge, read_run
+from holdfast.supervise.command import Signals, Starts
+from holdfast.trainer.opening.proof import ProofOrder
+
+FILES_MAX = 20_000
+"""How many files of the working directory are looked at, for those that the program writes."""
+NAMED_MAX = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProofRequest:
+    """What is to be proved.
+
+    Attributes:
+        kill_count: how often it is killed.
+        seed: chooses the steps and kinds of the kills.
+        last_step: the last step to compare, after which the program is ended; None: its own end.
+        every: the distance of the compared steps; None: it grows with the step.
+    """
+
+    kill_count: int
+    seed: int
+    last_step: int | None = None
+    every: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proof:
+    """The result.
+
+    Attributes:
+        request: what was asked.
+        verdict: how the run with kills compares with the uninterrupted one; if the program differs
+            from itself, how the repeated one does.
+        is_repeat: whether the program differs from itself without any kill.
+        kills: the kills, each with the step before whose save it was done.
+        rank_count: how many processes the program has.
+        causes: the likely causes of a difference.
+        written: files in the working directory that the program has written.
+    """
+
+    request: ProofRequest
+    verdict: Verdict
+    is_repeat: bool
+    kills: tuple[tuple[Kill, int], ...]
+    rank_count: int
+    causes: tuple[Cause, ...]
+    written: tuple[str, ...]
+
+    @property
+    def document(self) -> dict[str, object]:
+        """The result as JSON shows it."""
+        verdict, first = self.verdict, self.verdict.first
+        return {
+            "identical": verdict.is_equal,
+            "deterministic": not self.is_repeat,
+            "steps": list(verdict.steps),
+            "arrays_per_step": verdict.array_count,
+            "compared_bytes": verdict.array_bytes,
+            "values": verdict.value_count,
+            "metrics": verdict.metric_count,
+            "processes": self.rank_count,
+            "seed": self.request.seed,
+            "kills": [
+                {"step": step, "kind": kill.kind.name.lower(), "rank": kill.rank}
+                for kill, step in self.kills
+            ],
+            "first_difference": None
+            if first is None
+            else {
+                "step": verdict.steps[-1],
+                "differences": [{**asdict(d), "text": d.text} for d in first.differences],
+            },
+            "causes": cause_documents(self.causes),
+            "written_files": list(self.written),
+        }
+
+
+def prove(
+    request: ProofRequest,
+    starts: Callable[[int], Starts],
+    root: Path,
+    signals: Signals,
+    clock: Clock,
+    note: Callable[[str], None],
+) -> Proof:
+    """Run the program without and with kills, and compare.
+
+    Args:
+        request: what is to be proved.
+        starts: returns what starts the program, for the descriptor of the file for its output.
+        root: the folder for all that the program saves, which exists and is empty.
+        signals: the received signals, which are forwarded to the program.
+        clock: the time.
+        note: shows one line to the user.
+
+    Raises:
+        NotComparableError: the program fails by itself, opens no manager or two, has too few steps
+            or ends before the first kill.
+        CommandNotRunError: it cannot be started.
+        HoldfastError: what it has saved cannot be read.
+    """
+    order = ProofOrder(every=request.every, last_step=request.last_step)
+    runner = ProgramRunner(starts, root, order, signals, clock, note)
+    before = _files(root)
+    note("holdfast prove: the program runs uninterrupted")
+    uninterrupted = runner.run("uninterrupted")
+    written = _changed(before, _files(root))
+    a = read_run(uninterrupted.folder, "the program")
+    steps = [step for step in a.steps if request.last_step is None or step <= request.last_step]
+    if len(steps) < 2:
+        raise NotComparableError(
+            f"prove: expected checkpoints of two steps at least, found {len(steps)}: the program "
+            "ends before a kill; let it make more steps, or save at each with manager.save"
+        )
+    rank_count = max(len(a.saves), 1)
+    kills = choose_kills(request.seed, request.kill_count, steps, rank_count)
+    note(f"holdfast prove: it runs again, with {len(kills)} kills")
+    killed = runner.run("with kills", kills)
+    if not killed.kills:
+        raise NotComparableError(
+            f"prove: expected a kill at step {kills[0].step}, found that the program had ended "
+            "before; does it make the same steps each time?"
+        )
+    b = read_run(killed.folder, "the program with kills")
+    verdict = judge(a, b, request.last_step)
+    if verdict.is_equal:
+        _check_reached(verdict, killed)
+        causes, is_repeat = list[Cause](), False
+    else:
+        note(f"holdfast prove: step {verdict.steps[-1]} differs; it runs uninterrupted once more")
+        repeated = read_run(runner.run("repeated").folder, "the program")
+        repeat = judge(a, repeated, request.last_step)
+        is_repeat = not repeat.is_equal
+        if is_repeat:
+            verdict, b = repeat, repeated
+        causes = _causes(a, b, verdict, is_repeat)
+    return Proof(
+        request=request,
+        verdict=verdict,
+        is_repeat=is_repeat,
+        kills=tuple(killed.kills),
+        rank_count=rank_count,
+        causes=tuple(causes),
+        written=written,
+    )
+
+
+def _causes(a: SavedRun, b: SavedRun, verdict: Verdict, is_repeat: bool) -> list[Cause]:
+    assert verdict.first is not None
+    return likely_causes(
+        Evidence(a=a, b=b, first=verdict.first, step=verdict.steps[-1], is_repeat=is_repeat)
+    )
+
+
+def _check_reached(verdict: Verdict, killed: ProgramRun) -> None:
+    """Check that a step after the last kill was compared.
+
+    Raises:
+        NotComparableError: none was.
+    """
+    last_kill = max(step for _, step in killed.kills)
+    if verdict.steps[-1] < last_kill:
+        raise NotComparableError(
+            f"prove: expected a checkpoint after the kill at step {last_kill} in both runs, found "
+            f"step {verdict.steps[-1]} as the last one; does the program resume, and call "
+            "manager.finish at its end?"
+        )
+
+
+def _files(root: Path) -> Mapping[str, tuple[int, int]]:
+    """Return the files below the working directory, without `root`, with times and sizes."""
+    files: dict[str, tuple[int, int]] = {}
+    for folder, folders, names in os.walk("."):
+        if Path(folder).absolute() == root:
+            folders.clear()
+            continue
+        folders[:] = [name for name in folders if not name.startswith((".", "__pycache__"))]
+        for name in names:
+            path = os.path.join(folder, name)
+            try:
+                state = os.lstat(path)
+            except OSError:
+                continue
+            files[os.path.relpath(path)] = state.st_mtime_ns, state.st_size
+            if len(files) >= FILES_MAX:
+                return files
+    return files
+
+
+def _changed(
+    before: Mapping[str, tuple[int, int]], after: Mapping[str, tuple[int, int]]
+) -> tuple[str, ...]:
+    return tuple(sorted(name for name, state in after.items() if before.get(name) != state))

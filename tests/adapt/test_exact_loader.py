@@ -1,0 +1,84 @@
+"""`ExactLoader` continues with the batches that would have come, from each step and into epochs."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+
+from holdfast.errors import InvalidArgumentError
+from holdfast.torch import ExactLoader
+
+pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")
+
+EPOCH = 3
+STEPS = 4 * EPOCH
+
+
+@pytest.fixture(autouse=True)
+def _quiet_import() -> None:
+    pytest.importorskip("torchdata.stateful_dataloader", reason="torchdata is not installed")
+
+
+def loader(workers: int = 0, **arguments: Any) -> ExactLoader:
+    from torchdata.stateful_dataloader import StatefulDataLoader
+
+    generator = torch.Generator().manual_seed(7)
+    arguments = {"shuffle": True, "generator": generator} | arguments
+    return ExactLoader(StatefulDataLoader([*range(12)], 4, num_workers=workers, **arguments))
+
+
+def batches(of: Any, count: int, states: list | None = None) -> list[list[int]]:
+    """The next `count` batches, with the state after each."""
+    iterator, taken = iter(of), []
+    for _ in range(count):
+        batch = next(iterator, None)
+        if batch is None:
+            iterator = iter(of)
+            batch = next(iterator)
+        taken.append(batch.tolist())
+        if states is not None:
+            states.append(copy.deepcopy(of.state_dict()))
+    return taken
+
+
+def test_it_continues_from_every_step_with_all_later_epochs() -> None:
+    states: list = []
+    whole = batches(loader(), STEPS, states)
+    assert sorted(index for batch in whole[:EPOCH] for index in batch) == [*range(12)]
+    assert whole[:EPOCH] != whole[EPOCH : 2 * EPOCH]
+    for step, state in enumerate(states[:-1]):
+        restored = loader()
+        restored.load_state_dict(copy.deepcopy(state))
+        assert batches(restored, STEPS - 1 - step) == whole[step + 1 :], step
+
+
+def test_torchdatas_loader_alone_does_not() -> None:
+    # If it does some day, `ExactLoader` is not needed any more.
+    states: list = []
+    whole = batches(loader().loader, STEPS, states)
+    restored = loader().loader
+    restored.load_state_dict(states[0])
+    rest = batches(restored, STEPS - 1)
+    assert rest[: EPOCH - 1] == whole[1:EPOCH]
+    assert rest != whole[1:]
+
+
+def test_a_state_that_was_restored_is_the_same_before_the_first_batch() -> None:
+    first = loader()
+    batches(first, 1)
+    state = copy.deepcopy(first.state_dict())
+    restored = loader()
+    restored.load_state_dict(copy.deepcopy(state))
+    assert torch.equal(restored.state_dict()["generator"], state["generator"])
+    assert len(restored) == EPOCH
+
+
+def test_loaders_that_cannot_are_refused() -> None:
+    plain = torch.utils.data.DataLoader([1, 2, 3])
+    with pytest.raises(InvalidArgumentError, match="pass a StatefulDataLoader of torchdata"):
+        ExactLoader(plain)
+    with pytest.raises(InvalidArgumentError, match=r"generator=torch.Generator\(\)"):
+        loader(generator=None)

@@ -1,0 +1,107 @@
+"""Whole proofs of NumPy programs: identical, different, and programs that cannot be judged."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.hosts import Host, host
+from tests.proving.proofs import EXAMPLES, proof_of
+
+PROGRAM = EXAMPLES / "numpy_training.py"
+
+
+@pytest.fixture(scope="module")
+def shared_host() -> Iterator[Host]:
+    with host() as made:
+        yield made
+
+
+def test_a_training_is_the_same_with_each_kind_of_kill(
+    shared_host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    proof = proof_of(shared_host, tmp_path, PROGRAM, stem="numpy")
+    assert proof["identical"], proof
+    assert {kill["kind"] for kill in proof["kills"]} == {"sigkill", "sigterm", "host"}
+    assert proof["steps"][-1] == 29
+    assert proof["compared_bytes"] == 800 * len(proof["steps"])
+    assert proof["metrics"] >= len(proof["steps"]) - 1
+    # The real run, and everything else in the program's folder, is left alone.
+    assert [path.name for path in tmp_path.iterdir()] == ["proof"]
+
+
+def test_a_random_state_that_is_not_in_the_state_is_the_first_difference_and_its_cause(
+    shared_host: Host, tmp_path: Path
+) -> None:
+    options = {"kill_count": 1, "every": 1}
+    proof = proof_of(shared_host, tmp_path, PROGRAM, "--careless", stem="numpy", **options)
+    assert not proof["identical"]
+    assert proof["deterministic"]
+    first = proof["first_difference"]
+    (kill,) = proof["kills"]
+    # The step of a preemption is still saved as it was without a kill.
+    assert first["step"] == kill["step"] + (kill["kind"] == "sigterm")
+    assert first["differences"][0]["text"].startswith("w: 100 of 100 elements differ, by at most")
+    assert first["differences"][-1]["kind"] == "metric"
+    (cause,) = proof["causes"]
+    assert cause["name"] == "a random state that is not in the state"
+    assert "NumPy's global generator" in cause["reason"]
+
+
+def program(folder: Path, body: str) -> Path:
+    path = folder / "train.py"
+    path.write_text(f"import os\nimport numpy as np\nimport holdfast\n{body}")
+    return path
+
+
+SAVING = (
+    "with holdfast.CheckpointManager({run!r}, framework='numpy') as manager:\n"
+    "    start, state = manager.resume({state})\n"
+    "    for step in range(start, {steps}):\n"
+    "        manager.save(step, state)\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("body", "text"),
+    [
+        ("np.save('weights.npy', np.ones(3))\n", "expected a program that opens a holdfast.Check"),
+        (SAVING.format(run="r", state={"w": 1}, steps=1), "the program ends before a kill"),
+        ("raise SystemExit('no data')\n", "exit code 1; its last lines: no data"),
+        (
+            SAVING.format(run="a", state={"w": 1}, steps=2)
+            + SAVING.format(run="b", state={"w": 1}, steps=2),
+            "expected one manager, found managers of 2 directories",
+        ),
+        (
+            "with holdfast.CheckpointManager('r', framework='numpy') as manager:\n"
+            "    for step in range(4):\n"
+            "        manager.save(step, {'w': np.ones(3)})\n",
+            "StepExistsError",
+        ),
+    ],
+    ids=["no manager", "one step", "fails", "two managers", "no resume"],
+)
+def test_a_program_that_cannot_be_judged_is_named(
+    shared_host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str, text: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = program(tmp_path, body)
+    proof = proof_of(shared_host, tmp_path, path, stem="numpy", kill_count=1)
+    assert text in proof.get("message", proof)
+
+
+def test_randomness_without_a_seed_is_told_from_a_bad_restart(
+    shared_host: Host, tmp_path: Path
+) -> None:
+    path = program(
+        tmp_path, SAVING.format(run="r", state="{'w': np.random.normal(size=3)}", steps=4)
+    )
+    proof = proof_of(shared_host, tmp_path, path, stem="numpy", kill_count=1)
+    assert (proof["identical"], proof["deterministic"]) == (False, False)
+    assert proof["first_difference"]["step"] == 0
+    assert proof["causes"][0]["name"] == "unseeded randomness from the start"
+    assert "numpy.random.seed(0)" in proof["causes"][0]["cure"]
