@@ -5,8 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from holdfast.demo.comparison import compare, verdict
-from holdfast.demo.journal import Finished, Preempted, Record, Started, Step
+from holdfast.demo.journal import Finished, Preempted, Record, Started, Step, compare, verdict
 
 STEPS = 12
 

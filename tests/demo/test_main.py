@@ -5,7 +5,7 @@ from rich.console import Console
 
 from holdfast.demo.main import _little_room, run_demo
 from holdfast.demo.plan import DemoOptions
-from holdfast.demo.progress import Display
+from holdfast.demo.runner import Display
 from tests.store.places import mounted
 
 

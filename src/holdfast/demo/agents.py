@@ -1,4 +1,4 @@
-"""Find and end the agents of a demo's run on this machine, those of all of its hosts."""
+"""Find and end the agents of a demo's run on this machine, and run commands as a user does."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import contextlib
 import os
 import shutil
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 from holdfast.clock import Clock
-from holdfast.demo.commands import run_command
-from holdfast.errors import AgentUnavailableError, NotARunError
+from holdfast.errors import AgentUnavailableError, HoldfastError, NotARunError
 from holdfast.host.wire.agents_here import agent_folders_here, status_of
 from holdfast.host.wire.protocol import AgentStatus
 from holdfast.local_agent.client import AgentGoneError
@@ -21,6 +22,7 @@ _STOP_SECS_MAX = 15.0
 _KILL_SECS_MAX = 10.0
 _START_SECS_MAX = 10.0
 _POLL_SECS = 0.01
+_COMMAND_SECS_MAX = 60.0
 
 
 def agent_of(run: str, host: str, clock: Clock) -> AgentStatus:
@@ -75,7 +77,9 @@ def stop_agents(run: str, clock: Clock) -> None:
         return
     deadline = clock.monotonic() + _START_SECS_MAX
     # An agent that a trainer has just started has its folder and does not answer yet.
-    while len(_answering(run_id)) < len(_folders(run_id)) and clock.monotonic() < deadline:
+    while len(_answering(run_id)) < len(list(agent_folders_here(run_id))):
+        if clock.monotonic() >= deadline:
+            break
         clock.sleep(_POLL_SECS)
     try:
         if _answering(run_id):
@@ -83,17 +87,36 @@ def stop_agents(run: str, clock: Clock) -> None:
     finally:
         for agent in _answering(run_id):
             kill_agent(agent, clock)
-        for folder in _folders(run_id):
+        for folder in list(agent_folders_here(run_id)):
             shutil.rmtree(folder, ignore_errors=True)
-
-
-def _folders(run_id: str) -> list[Path]:
-    return [*agent_folders_here(run_id)]
 
 
 def _answering(run_id: str) -> list[AgentStatus]:
     agents = []
-    for folder in _folders(run_id):
+    for folder in list(agent_folders_here(run_id)):
         with contextlib.suppress(AgentGoneError):
             agents.append(status_of(folder))
     return agents
+
+
+def run_command(*arguments: str) -> str:
+    """Run `holdfast` with these arguments and return what it printed.
+
+    Raises:
+        HoldfastError: It failed, or has not ended after a minute.
+    """
+    command = [sys.executable, "-m", "holdfast", *arguments]
+    try:
+        ended = subprocess.run(
+            command, capture_output=True, text=True, timeout=_COMMAND_SECS_MAX, check=False
+        )
+    except subprocess.TimeoutExpired as error:
+        raise HoldfastError(
+            f"`holdfast {' '.join(arguments)}`: has not ended after {_COMMAND_SECS_MAX:.0f} s"
+        ) from error
+    if ended.returncode != 0:
+        raise HoldfastError(
+            f"`holdfast {' '.join(arguments)}`: exit code {ended.returncode}, "
+            f"output: {(ended.stderr or ended.stdout).strip()[-500:]}"
+        )
+    return ended.stdout

@@ -9,23 +9,19 @@ import importlib.util
 import shutil
 import signal
 import tempfile
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 
 import msgspec
 from rich.console import Console
 
 from holdfast.clock import Clock, SystemClock
-from holdfast.demo.agents import stop_agents
-from holdfast.demo.commands import run_command
-from holdfast.demo.comparison import ByHost, compare, verdict
+from holdfast.demo.agents import run_command, stop_agents
 from holdfast.demo.failures import choose_failures
+from holdfast.demo.journal import ByHost, compare, verdict
 from holdfast.demo.plan import DemoOptions, DemoPlan
-from holdfast.demo.progress import Display
-from holdfast.demo.runner import drive
+from holdfast.demo.runner import Display, drive
 from holdfast.errors import HoldfastError, InvalidArgumentError, NotARunError
 from holdfast.observe.events.reader import read_events
 from holdfast.observe.events.schema import RamUnavailable
@@ -171,14 +167,7 @@ def _little_room(folder: Path | None) -> str:
 @contextmanager
 def _sigterm_as_interrupt() -> Iterator[None]:
     """Make SIGTERM unwind the demo as Ctrl-C does, so that no process continues to run."""
-
-    def interrupt(_number: int, _frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, interrupt)
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield
     finally:
