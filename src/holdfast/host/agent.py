@@ -30,6 +30,7 @@ from holdfast.host.tiers.mirroring import Mirroring
 from holdfast.host.tiers.ram_tier import open_ram
 from holdfast.host.tiers.retention import Retention
 from holdfast.host.tiers.storage_worker import StorageWorker
+from holdfast.host.tiers.takeover_watch import TakeoverWatch
 from holdfast.host.trainers.handover import found_again, group_of, record_by_storage
 from holdfast.host.trainers.save_scheduler import SaveScheduler
 from holdfast.host.trainers.save_tracker import SaveTracker
@@ -115,9 +116,8 @@ class Agent:
         )
         self._scheduler = SaveScheduler(run, trainers, driver, metering)
         self.retention = Retention(run, ram, trainers, driver, worker)
-        self.mirroring = Mirroring(
-            run, trainers, driver, worker, self._mirror_worker, self.retention.spare
-        )
+        self.mirroring = Mirroring(run, trainers, driver, self._mirror_worker, self.retention.spare)
+        self.takeovers = TakeoverWatch(run, driver, worker)
         self._outages = OutageReports(run.events, trainers.notices)
         self.sessions = TrainerSessions(run, ram, trainers, self.network, driver, worker)
         self.save_tracker = SaveTracker(run, ram, trainers, driver, worker)
@@ -180,7 +180,7 @@ class Agent:
             asyncio.create_task(self.directory.watch()),
             asyncio.create_task(self._free_surplus_ram()),
             asyncio.create_task(self.mirroring.run()),
-            asyncio.create_task(self.mirroring.watch_takeovers()),
+            asyncio.create_task(self.takeovers.run()),
         ]
         try:
             await self.act_until_exit()

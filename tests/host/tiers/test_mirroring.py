@@ -381,7 +381,7 @@ def test_attempts_of_another_run_at_the_place_of_the_remote_tier_fence_nothing(r
         )
         assert begin_attempt(rig.remote, attempt_id(number), start) is not None
     for _ in range(3):
-        rig.host.call(rig.mirroring.look_for_takeover())
+        rig.host.call(rig.host.agent.takeovers.look())
         rig.host.settle()
     assert rig.host.agent.trainers.group is not None
 
@@ -401,13 +401,13 @@ def test_an_attempt_that_began_in_the_remote_tier_fences_one_that_uploads_nothin
         )
         assert begin_attempt(rig.remote, attempt_id(number), start) is not None
 
-    rig.host.call(rig.mirroring.look_for_takeover())
+    rig.host.call(rig.host.agent.takeovers.look())
     begin(2)
     # It may be this host's own, which is recorded there first.
-    rig.host.call(rig.mirroring.look_for_takeover())
+    rig.host.call(rig.host.agent.takeovers.look())
     rig.host.settle()
     assert rig.host.agent.trainers.group is not None
-    rig.host.call(rig.mirroring.look_for_takeover())
+    rig.host.call(rig.host.agent.takeovers.look())
     rig.host.settle()
     assert rig.host.agent.trainers.group is None
     assert [event["by_attempt"] for event in rig.events("fenced")] == [2]

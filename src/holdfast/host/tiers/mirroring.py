@@ -21,7 +21,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from holdfast.coordination import effects, inputs
-from holdfast.engine.lifecycle.attempts import newest_number
 from holdfast.engine.lifecycle.commit import is_committed
 from holdfast.engine.tiers.remote_checkpoints import UploadedCheckpoint, uploaded_of
 from holdfast.engine.tiers.shared_attempts import check_same_run
@@ -37,7 +36,6 @@ from holdfast.host.driver.agent_run import AgentRun, RemoteTarget
 from holdfast.host.driver.attached_trainers import AttachedTrainers
 from holdfast.host.driver.driver import Driver
 from holdfast.host.tiers.mirror_worker import MirrorWorker
-from holdfast.host.tiers.storage_worker import StorageWorker
 from holdfast.host.tiers.store_threads import in_thread
 from holdfast.host.wire.protocol import Notice, RemoteStatus, Uploaded
 from holdfast.observe.events.schema import (
@@ -49,8 +47,7 @@ from holdfast.observe.events.schema import (
 from holdfast.policy.contexts import SaveContext
 
 POLL_SECS = 1.0
-WATCH_SECS = 30.0
-"""How often it is read whether a newer attempt has begun in the remote tier alone."""
+IDLE_SECS = 30.0
 RETRY_SECS = 10.0
 """The pause after the tiers could not be read."""
 UNJUDGED_MAX = 64
@@ -69,6 +66,22 @@ class _Asked:
     began_secs: float
 
 
+@dataclass(slots=True)
+class _Failing:
+    """What fails at the remote tier, and since when; the first failure of several is reported."""
+
+    reason: str = ""
+    since_secs: float | None = None
+    read_again_at_secs: float = 0.0
+    """The end of the pause after the tiers could not be read."""
+
+
+def may_copy(run: AgentRun, driver: Driver) -> bool:
+    """Return whether this agent chooses what is copied: it leads, and the tier has a policy."""
+    remote = run.remote
+    return remote is not None and remote.save is not None and driver.view.is_leading
+
+
 class Mirroring:
     """The remote tier of one agent's run; owned by the event loop, with reads on threads.
 
@@ -80,14 +93,12 @@ class Mirroring:
         run: AgentRun,
         trainers: AttachedTrainers,
         driver: Driver,
-        storage_worker: StorageWorker,
         mirror_worker: MirrorWorker,
         spare: Callable[[frozenset[CheckpointId]], None],
     ) -> None:
         self._run = run
         self._trainers = trainers
         self._driver = driver
-        self._storage_worker = storage_worker
         self._mirror_worker = mirror_worker
         self._spare = spare
         self._held: frozenset[CheckpointId] = frozenset()
@@ -107,11 +118,7 @@ class Mirroring:
         self._wants_newest = False
         self._alone_since_secs: float | None = None
         """Since when the agent has no trainers and stays for the remote tier."""
-        self._newer_attempt = 0
-        """The number of an attempt that is newer in the remote tier than the one here; 0: none."""
-        self._problem = ""
-        self._failing_since_secs: float | None = None
-        self._retry_at_secs = 0.0
+        self._failing = _Failing()
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
@@ -120,42 +127,8 @@ class Mirroring:
             self._changed.clear()
             await self.act()
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(POLL_SECS if self._run.remote else WATCH_SECS):
+                async with asyncio.timeout(POLL_SECS if self._run.remote else IDLE_SECS):
                     await self._changed.wait()
-
-    async def watch_takeovers(self) -> None:
-        """Look for a newer attempt in the remote tier, until cancelled; copies may be rare."""
-        while True:
-            await asyncio.sleep(WATCH_SECS)
-            await self.look_for_takeover()
-
-    async def look_for_takeover(self) -> None:
-        """Stop the attempt here if a newer one was seen in the remote tier, also the time before.
-
-        An attempt of this host is recorded there before it begins here. So one look is not enough.
-        """
-        remote = self._run.remote
-        if remote is None or not self._may_copy():
-            return
-        present, durable = self._driver.attempt, self._run.durable
-
-        def look() -> int:
-            newest = newest_number(remote.store)
-            if newest > present.number:
-                # Another run may be there by now.
-                check_same_run(durable, remote.store, self._run.config.run_id)
-            return newest
-
-        try:
-            newest = await in_thread(look)
-        except HoldfastError as error:
-            log.info("the attempts in the remote tier cannot be used: %s", error)
-            return
-        if newest <= self._driver.attempt.number:
-            return
-        if newest == self._newer_attempt:
-            await self._submit_listing()
-        self._newer_attempt = newest
 
     async def act(self) -> None:
         """Choose the checkpoint that is due now, if one is, and have it copied."""
@@ -167,7 +140,7 @@ class Mirroring:
             self._asked.clear()
             self._forget_newest()
         self._ask_again()
-        if not self._is_known and self._run.clock.monotonic() >= self._retry_at_secs:
+        if not self._is_known and self._run.clock.monotonic() >= self._failing.read_again_at_secs:
             await self._read_newest(remote)
         if self._is_known and self._may_copy():
             self._submit_newest()
@@ -207,7 +180,7 @@ class Mirroring:
         is_there = age_of(self._driver.view.mirrored) >= checkpoint.age
         if not is_there:
             self._want_newest()
-        return Uploaded(is_there=is_there, problem=self._problem)
+        return Uploaded(is_there=is_there, problem=self._failing.reason)
 
     def _want_newest(self) -> None:
         self._wants_newest = True
@@ -222,9 +195,9 @@ class Mirroring:
         if self._alone_since_secs is None:
             self._alone_since_secs = now_secs
             self._want_newest()
-        if self._failing_since_secs is not None:
+        if self._failing.since_secs is not None:
             # A failure while trainers lived says little: it may end soon.
-            since_secs = max(self._failing_since_secs, self._alone_since_secs)
+            since_secs = max(self._failing.since_secs, self._alone_since_secs)
             if now_secs - since_secs > GIVE_UP_SECS:
                 return False
         return not self._is_known or view.is_mirroring or self._is_behind()
@@ -279,7 +252,7 @@ class Mirroring:
             parts_done=copies.done_count if copies is not None else 0,
             part_count=target.part_count if target is not None else 0,
             is_behind=self._may_copy() and self._is_known and self._is_behind(),
-            problem=self._problem,
+            problem=self._failing.reason,
         )
 
     @property
@@ -303,8 +276,7 @@ class Mirroring:
     # Decisions.
 
     def _may_copy(self) -> bool:
-        remote = self._run.remote
-        return remote is not None and remote.save is not None and self._driver.view.is_leading
+        return may_copy(self._run, self._driver)
 
     def _is_behind(self) -> bool:
         newest, uploaded = self._newest, self._uploaded
@@ -386,9 +358,9 @@ class Mirroring:
         del self._asked[effect.id]
         # While trainers live, the policy decides about the next one.
         self._wants_newest &= self._trainers.group is None or self._is_behind()
-        if self._problem:
+        if self._failing.reason:
             log.info("the remote tier can be written again")
-        self._problem, self._failing_since_secs = "", None
+        self._failing = _Failing()
         self._run.events.write(
             CheckpointUploaded(
                 step=effect.id.step,
@@ -417,10 +389,10 @@ class Mirroring:
 
     def _report_failure(self, reason: str) -> bool:
         """Report a failure to the trainers if it is the first of several; return whether it is."""
-        if self._failing_since_secs is None:
-            self._failing_since_secs = self._run.clock.monotonic()
+        if self._failing.since_secs is None:
+            self._failing.since_secs = self._run.clock.monotonic()
         log.warning("cannot copy to the remote tier: %s", reason)
-        is_first, self._problem = not self._problem, reason
+        is_first, self._failing.reason = not self._failing.reason, reason
         remote = self._run.remote
         if is_first and remote is not None:
             self._trainers.notices.post(
@@ -466,7 +438,7 @@ class Mirroring:
         try:
             durable, uploaded = await in_thread(remote.checkpoints.newest)
         except HoldfastError as error:
-            self._retry_at_secs = self._run.clock.monotonic() + RETRY_SECS
+            self._failing.read_again_at_secs = self._run.clock.monotonic() + RETRY_SECS
             self._report_failure(str(error) or repr(error))
             return
         if changes != self._changes:
@@ -477,17 +449,6 @@ class Mirroring:
         self._newest = self._newest or durable
         self._uploaded, self._is_known = uploaded, True
         self._judge()
-
-    async def _submit_listing(self) -> None:
-        """Submit a listing of both tiers: a newer attempt has begun in the remote tier alone."""
-        listed = await self._storage_worker.list_durable(
-            effects.ListDurable(self._driver.attempt, since_step=0)
-        )
-        if not isinstance(listed, inputs.DurableListed):
-            return
-        if listed.newest_attempt > self._driver.attempt:
-            log.error("attempt %s has begun in the remote tier", listed.newest_attempt)
-            self._driver.submit(listed)
 
     async def _is_there(self, checkpoint: CheckpointId) -> bool:
         durable = self._run.durable
