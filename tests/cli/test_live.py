@@ -84,7 +84,7 @@ def test_save_asks_a_live_trainer_and_waits(one_host: Host, tmp_path: Path) -> N
     assert asked["target_step"] > saved["step"]
     assert str(live.pid) in holdfast(one_host, "stop", run, code=1).stderr
     live.kill()
-    live.wait(timeout=10)
+    live.wait(timeout=60)
     assert "no trainer works on it" in holdfast(one_host, "save", run, code=1).stderr
 
 
@@ -97,18 +97,18 @@ def test_save_ends_with_its_time_with_its_trainers_and_with_ctrl_c(
     done = holdfast(one_host, "save", run, "--timeout", "0.2", code=1)
     assert "within 0.2 s" in done.stderr
 
-    waiting = one_host.start("-c", INTERRUPTIBLE, "save", run, "--json")
+    waiting = one_host.start("-c", INTERRUPTIBLE, "save", run, "--json", stem="commands")
     _await_request(run)
     waiting.send_signal(signal.SIGINT)
-    out, err = waiting.communicate(timeout=10)
+    out, err = waiting.communicate(timeout=60)
     assert waiting.returncode == 130
     assert out == ""
     assert "Traceback" not in err
 
-    waiting = one_host.start("-m", "holdfast", "save", run)
+    waiting = one_host.start("-m", "holdfast", "save", run, stem="commands")
     _await_request(run)
     live.kill()
-    _, err = waiting.communicate(timeout=30)
+    _, err = waiting.communicate(timeout=60)
     assert waiting.returncode == 1
     assert "its trainers ended before they reached step 2" in err
 

@@ -2,7 +2,6 @@ import contextlib
 import os
 import signal
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -94,10 +93,10 @@ def test_a_restart_finds_no_trainer_alive_whose_launcher_was_killed(
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1", "SIGUSR2"])
 def test_signals_are_passed_on(one_host: Host, name: str) -> None:
     command = ["run", "--max-restarts", "3", "--", *python(WAITING.format(name, 0))]
-    process = one_host.start("-c", INTERRUPTIBLE, *command)
+    process = one_host.start("-c", INTERRUPTIBLE, *command, stem="commands")
     await_line(process, "")
     process.send_signal(getattr(signal, name))
-    _, err = process.communicate(timeout=20)
+    _, err = process.communicate(timeout=60)
     assert (process.returncode, err) == (0, "")
 
 
@@ -108,10 +107,10 @@ def test_a_command_that_was_told_to_end_is_not_restarted(one_host: Host) -> None
         ("import time; print(1, flush=True); time.sleep(60)", signal.SIGUSR1, 138),
     ]:
         command = ["run", "--max-restarts", "3", "--", *python(code)]
-        process = one_host.start("-m", "holdfast", *command)
+        process = one_host.start("-m", "holdfast", *command, stem="commands")
         await_line(process, "")
         process.send_signal(number)
-        _, err = process.communicate(timeout=20)
+        _, err = process.communicate(timeout=60)
         assert (process.returncode, err) == (expected, "")
 
 
@@ -123,12 +122,12 @@ def test_a_finished_training_is_0_and_a_preempted_one_the_code_that_was_asked_fo
     endless = training(run, steps=10**6, sleep=0.02, every=10**6, ram_every=10**6, finish=1)
     # The notice reaches `holdfast run`, and then the trainer alone, as from another host.
     for is_forwarded in (True, False):
-        process = one_host.start("-m", "holdfast", *command, *endless)
+        process = one_host.start("-m", "holdfast", *command, *endless, stem="commands")
         await_line(process, "open 0")
         last = int(await_line(process, ""))
         (trainer,) = answer(one_host, "status", run)["agents"][0]["trainers"]
         os.kill(process.pid if is_forwarded else trainer["pid"], signal.SIGTERM)
-        _, err = process.communicate(timeout=30)
+        _, err = process.communicate(timeout=60)
         assert process.returncode == 75, err
         # Its last step is durable, although none was due.
         newest = answer(one_host, "ls", run)["checkpoints"][-1]
@@ -145,21 +144,21 @@ def test_a_command_without_holdfast_that_a_notice_ended_was_preempted_and_a_ctrl
     sleeping = "import time; print(1, flush=True); time.sleep(60)"
     for number, expected in [(signal.SIGTERM, 75), (signal.SIGUSR1, 75), (signal.SIGINT, 130)]:
         command = ["run", "--preempted-code", "75", "--", *python(sleeping)]
-        process = one_host.start("-c", INTERRUPTIBLE, *command)
+        process = one_host.start("-c", INTERRUPTIBLE, *command, stem="commands")
         await_line(process, "")
         process.send_signal(number)
-        process.communicate(timeout=20)
+        process.communicate(timeout=60)
         assert process.returncode == expected
 
 
 def test_a_signal_between_two_starts_ends_it(one_host: Host) -> None:
     command = ["run", "--max-restarts", "9", "--", *python(FAILING.format("5"))]
-    process = one_host.start("-m", "holdfast", *command)
+    process = one_host.start("-m", "holdfast", *command, stem="commands")
     assert process.stderr is not None
     while "restart 3 of 9" not in process.stderr.readline():
         pass
     process.terminate()
-    process.communicate(timeout=20)
+    process.communicate(timeout=60)
     assert process.returncode == 5
 
 
@@ -170,10 +169,10 @@ def test_a_signal_reaches_all_that_the_command_started(one_host: Host) -> None:
         "print(child.pid, flush=True)\n"
         "child.wait()\n"
     )
-    process = one_host.start("-m", "holdfast", "run", "--", *python(code))
+    process = one_host.start("-m", "holdfast", "run", "--", *python(code), stem="commands")
     pid = int(await_line(process, ""))
     process.terminate()
-    process.communicate(timeout=20)
+    process.communicate(timeout=60)
     wait_until(lambda: not is_running(pid))
 
 
@@ -184,7 +183,8 @@ def test_a_killed_trainer_goes_on_and_the_agent_is_there_before_it(
     # It trains until it is ended: on a busy machine the status below takes seconds.
     command = training(run, steps=10**6, sleep=0.02, every=10**6, ram_every=1)
     process = one_host.start(
-        "-m", "holdfast", "run", "--max-restarts", "1", "--directory", run, "--", *command
+        *("-m", "holdfast", "run", "--max-restarts", "1", "--directory", run, "--", *command),
+        stem="commands",
     )
     await_line(process, "3")
     (trainer,) = answer(one_host, "status", run)["agents"][0]["trainers"]
@@ -193,7 +193,7 @@ def test_a_killed_trainer_goes_on_and_the_agent_is_there_before_it(
     resumed_at = int(await_line(process, ""))
     assert resumed_at > 3
     process.terminate()
-    _, err = process.communicate(timeout=30)
+    _, err = process.communicate(timeout=60)
     assert process.returncode == 0, err
     assert "exit code 137; restart 1 of 1" in err
     # The agent was started by `run`, before the trainer, and there was only that one.
@@ -219,7 +219,9 @@ def test_what_stands_in_ram_alone_is_durable_when_it_returns(
 def test_what_a_killed_agent_left_is_made_durable_too(one_host: Host, tmp_path: Path) -> None:
     run = tmp_path / "run"
     command = training(run, steps=3, every=9, ram_every=1, leave=60)
-    process = one_host.start("-m", "holdfast", "run", "--directory", run, "--", *command)
+    process = one_host.start(
+        "-m", "holdfast", "run", "--directory", run, "--", *command, stem="commands"
+    )
     kill_all(one_host, process)
     assert process.returncode == 137
     newest = answer(one_host, "ls", run)["checkpoints"][-1]
@@ -238,10 +240,8 @@ def test_a_failed_checkpoint_is_never_exit_code_0(
 ) -> None:
     run = tmp_path / "run"
     command = training(run, steps=1, break_storage="writing", leave=0.5, linger=linger)
-    began = time.monotonic()
     # What storage refuses is tried three times, two seconds apart.
     done = holdfast(one_host, "run", "--drain-secs", "15", "--", *command, code=1)
-    assert time.monotonic() - began < 30
     assert "error: step 0 (attempt 1)" in done.stderr
     assert "durable: write" in done.stderr
 
@@ -260,19 +260,21 @@ def test_a_failure_that_the_trainer_was_told_of_is_its_exit_code(
     one_host: Host, tmp_path: Path
 ) -> None:
     command = training(tmp_path / "run", steps=1, break_storage="writing")
-    process = one_host.start("-m", "holdfast", "run", "--drain-secs", "0", "--", *command)
-    _, err = process.communicate(timeout=30)
+    process = one_host.start(
+        "-m", "holdfast", "run", "--drain-secs", "0", "--", *command, stem="commands"
+    )
+    _, err = process.communicate(timeout=60)
     assert process.returncode == 1
     assert "SaveFailedError" in err
 
 
 def test_a_second_signal_ends_the_wait(one_host: Host, tmp_path: Path) -> None:
     command = training(tmp_path / "run", steps=1, break_storage="writing", leave=0.5)
-    process = one_host.start("-m", "holdfast", "run", "--", *command)
+    process = one_host.start("-m", "holdfast", "run", "--", *command, stem="commands")
     assert process.stderr is not None
     while "waiting: step 0" not in (line := process.stderr.readline()):
         assert line
     process.terminate()
-    _, err = process.communicate(timeout=10)
+    _, err = process.communicate(timeout=60)
     assert process.returncode == 1
     assert "is not durable" in err

@@ -64,13 +64,13 @@ def test_on_a_terminal_it_refreshes_until_it_is_interrupted(one_host: Host, trai
                 os.read(ours, 65536)
             except OSError:
                 break
-        _, error = watching.communicate(timeout=20)
+        _, error = watching.communicate(timeout=60)
     os.close(ours)
     assert (watching.returncode, error) == (130, b"\ninterrupted\n")
 
 
 def test_the_page_is_served_until_it_is_interrupted(one_host: Host, training: Path) -> None:
-    server = one_host.start("-m", "holdfast", "page", training)
+    server = one_host.start("-m", "holdfast", "page", training, stem="commands")
     url = await_line(server, str(training)).rpartition(": ")[2].split()[0]
     assert url.startswith("http://127.0.0.1:")
     with urllib.request.urlopen(url, timeout=10) as answer:
@@ -80,19 +80,19 @@ def test_the_page_is_served_until_it_is_interrupted(one_host: Host, training: Pa
             pass
         assert b'"headline":"training, 1 process"' in line
     server.send_signal(signal.SIGINT)
-    _, error = server.communicate(timeout=20)
+    _, error = server.communicate(timeout=60)
     assert (server.returncode, error) == (130, "\ninterrupted\n")
 
 
 def test_the_address_of_the_page_is_a_document(one_host: Host, training: Path) -> None:
-    server = one_host.start("-m", "holdfast", "page", training, "--json")
+    server = one_host.start("-m", "holdfast", "page", training, "--json", stem="commands")
     assert server.stdout is not None
     document = json.loads("".join(server.stdout.readline() for _ in range(4)))
     assert document["run"] == str(training)
     with urllib.request.urlopen(document["url"], timeout=10) as answered:
         assert b"<title>Holdfast</title>" in answered.read()
     server.send_signal(signal.SIGINT)
-    assert server.communicate(timeout=20) == ("", "\ninterrupted\n")
+    assert server.communicate(timeout=60) == ("", "\ninterrupted\n")
 
 
 def test_another_address_than_loopback_needs_a_token(

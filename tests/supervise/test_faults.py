@@ -126,7 +126,7 @@ def test_a_stopped_process_is_named_and_not_killed(one_host: Host, tmp_path: Pat
     run = tmp_path / "run"
     words = ("run", "--max-restarts", "3", "--hang-timeout", "3", "--")
     command = faulty(run, faults=[[0, 5, "stopped"]])
-    process = one_host.start("-m", "holdfast", *words, *command)
+    process = one_host.start("-m", "holdfast", *words, *command, stem="commands")
     assert process.stderr is not None
     while "it is no hang" not in (line := process.stderr.readline()):
         assert line

@@ -28,7 +28,7 @@ def three_hosts() -> Iterator[list[Host]]:
 
 def page_of(one: Host, run: Path, *options: str) -> tuple[subprocess.Popen[str], str]:
     """The server of a live page, and its address."""
-    server = one.start("-m", "holdfast", "page", run, *options)
+    server = one.start("-m", "holdfast", "page", run, *options, stem="commands")
     return server, await_line(server, str(run)).rpartition(": ")[2].split()[0]
 
 
@@ -93,7 +93,7 @@ def test_a_killed_host_is_on_the_page_within_two_heartbeats(
         assert {request.startswith((url, "data:")) for request in tab.requests} == {True}
         assert tab.complaints == []
         server.terminate()
-        server.wait(20)
+        server.wait(60)
         tab.await_text("#connection", "is lost")
     job.kill()
 
