@@ -187,10 +187,13 @@ def _thread_states(pid: int) -> Iterator[str]:
 
 def wait_until(is_true, secs: float = WAIT_SECS) -> None:
     """Waits for a condition; fails where it does not come true in time."""
-    deadline = time.monotonic() + secs
+    deadline, pause_secs = time.monotonic() + secs, 0.005
     while not is_true():
         assert time.monotonic() < deadline, f"{is_true} did not come true in {secs} s"
-        time.sleep(0.01)
+        time.sleep(pause_secs)
+        # Many conditions read files or ask an agent, which takes the processor from what they
+        # wait for.
+        pause_secs = min(1.5 * pause_secs, 0.05)
 
 
 def events(run: Path, *names: str) -> list[dict]:
