@@ -22,10 +22,10 @@ from tests.coordination.schedule import Schedule
 from tests.coordination.world import Shape, World
 from tests.trust.figures import tell
 
-FAST_SEEDS = 60
-FAST_SEEDS_WITH_REMOTE = 30
+FAST_SEEDS = 30
+FAST_SEEDS_WITH_REMOTE = 20
 SOAK_SEEDS = 10_000
-CHUNK = 30
+CHUNK = 10
 SEEN_BROKEN = [(6192, False), (21139, True)]
 """A host that had no orders yet reported without its ranks, which were taken for ended ones; a host
 that was lost and came back was not sent the orders again that it had not acknowledged."""

@@ -48,7 +48,7 @@ def look(host: Host, run: Path, trainer_pid: int | None) -> Sample:
     wait_until(lambda: _is_at_rest(host, run))
     return Sample(
         trainer=_held(trainer_pid) if trainer_pid is not None else None,
-        agent=_held(host.agent().pid),
+        agent=_held(host.agent_processes()[0].pid),
         ram_bytes=_size_bytes(host.folder),
         ram_files=_count(host.folder),
         checkpoint_bytes=_size_bytes(run / "checkpoints"),
@@ -88,9 +88,11 @@ def _held(pid: int) -> Held:
 
 
 def _is_at_rest(host: Host, run: Path) -> bool:
-    agent = host.agent()
+    # An agent without a processor does not answer in time.
+    answers = host.agents()
     kept = len(folders(run)) if (run / "checkpoints").is_dir() else 0
-    return agent.pending == 0 and len(agent.held) <= 1 and kept <= KEPT_COUNT
+    is_idle = all(agent.pending == 0 and len(agent.held) <= 1 for agent in answers)
+    return len(answers) == 1 and is_idle and kept <= KEPT_COUNT
 
 
 def _files(folder: Path) -> list[os.stat_result]:

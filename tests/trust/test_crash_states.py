@@ -68,7 +68,7 @@ TOLD_COUNT = 8
 EVERY_STEP = 1000
 # The share of the states that is opened: of one crash in the fast tests (the soak test opens all),
 # of losses of power in recoveries, and of other crashes after a crash.
-FAST_SHARE = 0.1
+FAST_SHARE = 0.06
 RECOVERY_SHARE = 0.3
 SECOND_SHARE = 0.05
 BAD_EVENTS = {"recovery_failed", "preservation_failed", "durable_unreadable", "failed"}

@@ -357,7 +357,8 @@ def test_an_agent_whose_nth_operation_fails_tells_it_and_makes_the_next_save(
         root = Path(folder, "host")
         count = count_action(action, root)
         assert count >= 4
-        for number in range(1, count + 1):
+        # The soak test has every kind at every operation.
+        for number in range(1, count + 1, 2):
             fail_action(action, root, number, KINDS[number % len(KINDS)])
 
 

@@ -124,8 +124,8 @@ def check_openings(one_host: Host, run: Path, openings: int, warm: int) -> None:
     end_of_agent(one_host)
 
 
-def test_three_hundred_saves_leave_nothing_behind(one_host: Host, tmp_path: Path) -> None:
-    check_saves(one_host, tmp_path / "run", saves=300, warm=100, ram=True)
+def test_two_hundred_saves_leave_nothing_behind(one_host: Host, tmp_path: Path) -> None:
+    check_saves(one_host, tmp_path / "run", saves=200, warm=100, ram=True)
 
 
 def test_six_attempts_leave_nothing_behind(one_host: Host, tmp_path: Path) -> None:

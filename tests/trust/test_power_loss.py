@@ -60,7 +60,7 @@ def rounds(cuts: int, each: int) -> Iterator[tuple[int, Setting, int]]:
 
 
 @pytest.mark.parametrize(
-    ("cuts", "each", "gap"), [(2, 2, 400), pytest.param(50, 10, 200, marks=pytest.mark.soak)]
+    ("cuts", "each", "gap"), [(1, 1, 200), pytest.param(50, 10, 200, marks=pytest.mark.soak)]
 )
 def test_a_cut_of_the_power_costs_nothing_that_was_acknowledged(
     cuts: int, each: int, gap: int, folder: Path

@@ -114,7 +114,7 @@ def test_a_store_forgets_the_folders_that_another_one_removed() -> None:
         def held_bytes_after(first: int) -> int:
             tracemalloc.start()
             try:
-                write_and_remove(first, 2000)
+                write_and_remove(first, 500)
                 return tracemalloc.get_traced_memory()[0]
             finally:
                 tracemalloc.stop()
@@ -122,7 +122,7 @@ def test_a_store_forgets_the_folders_that_another_one_removed() -> None:
         write_and_remove(0, 300)
         # Python's table of strings, where pathlib keeps names, doubles now and then, at once. It
         # does not do so twice in a row; what is leaked is there each time.
-        assert min(held_bytes_after(300), held_bytes_after(2300)) < 100_000
+        assert min(held_bytes_after(300), held_bytes_after(800)) < 25_000
 
 
 @pytest.mark.soak
