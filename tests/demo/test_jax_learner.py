@@ -46,12 +46,13 @@ def test_two_processes_train_to_the_same_bits() -> None:
     assert outputs[0] == outputs[1]
 
 
-def test_training_lowers_the_loss_and_moves_the_rng() -> None:
-    config = ModelConfig(width=32, heads=2, layers=1)
+def test_training_lowers_the_loss_and_moves_the_rng_on_which_dropout_depends() -> None:
+    config = ModelConfig(width=32, heads=2, layers=1, dropout=0.1)
     optimizer = model.make_optimizer(48)
     train_step = model.make_train_step(config, optimizer)
     rng = first_rng = jax.random.key(0)
-    params, opt_state = model.make_init(config, optimizer)(rng)
+    make_state = model.make_init(config, optimizer)
+    params, opt_state = make_state(rng)
     text = jnp.asarray(np.frombuffer(b"abcd" * 65, dtype=np.uint8).reshape(4, 65))
     losses = []
     for _ in range(48):
@@ -60,18 +61,8 @@ def test_training_lowers_the_loss_and_moves_the_rng() -> None:
     assert 5.0 < losses[0] < 6.0
     assert losses[-1] < 0.7 * losses[0]
     assert digest(jax.random.key_data(rng)) != digest(jax.random.key_data(first_rng))
-
-
-def test_dropout_depends_on_the_rng() -> None:
-    config = ModelConfig(width=32, heads=2, layers=1, dropout=0.5)
-    optimizer = model.make_optimizer(4)
-    train_step = model.make_train_step(config, optimizer)
-    text = jnp.zeros((2, 65), dtype=jnp.uint8)
-    losses = set()
-    for seed in (1, 2):
-        params, opt_state = model.make_init(config, optimizer)(jax.random.key(0))
-        losses.add(float(train_step(params, opt_state, jax.random.key(seed), text)[3]))
-    assert len(losses) == 2
+    other = train_step(*make_state(first_rng), jax.random.key(1), text)
+    assert float(other[3]) != losses[0]
 
 
 def test_one_changed_bit_changes_the_digest() -> None:

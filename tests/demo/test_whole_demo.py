@@ -22,10 +22,16 @@ def test_the_demo_is_bit_identical_with_the_agent_killed_as_well(
     command = [sys.executable, "-m", "holdfast", "demo", "--kill-agent", "--json"]
     command += ["--framework", framework]
     options = ["--directory", str(tmp_path / "demo"), "--steps", "24", "--interval-secs", "0.3"]
+    # Each of its trainers compiles the same program.
+    compiled = {
+        "JAX_COMPILATION_CACHE_DIR": str(tmp_path / "compiled"),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+    }
     with host() as made:
         done = subprocess.run(
             [*command, *options],
-            env={k: v for k, v in made.environment.items() if k != "XLA_FLAGS"},
+            env={k: v for k, v in made.environment.items() if k != "XLA_FLAGS"} | compiled,
             capture_output=True,
             text=True,
             timeout=280,
