@@ -23,7 +23,7 @@ from tests.hosts import Host
 
 pytest.importorskip("obstore", reason="obstore is not installed")
 URL = "s3://bucket/run"
-EFFECT_SECS = 2.0
+EFFECT_SECS = 10.0
 
 
 @pytest.fixture

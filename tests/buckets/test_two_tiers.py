@@ -71,12 +71,12 @@ def test_the_end_of_a_training_does_not_wait_for_a_bucket_that_does_not_answer(
         manager.wait_until_finished(2, remote=True)
     assert manager.finish(1, state_of(1))
     manager.close()
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 50
     with holdfast.open_run(fast) as run:
         assert run.latest_step() == 1
     began = time.monotonic()
     assert main(["stop", str(fast)]) == 0
-    assert time.monotonic() - began < 40
+    assert time.monotonic() - began < 60
     assert not one_host.agent_processes()
     (text,) = [path.read_text() for path in (fast / "events").glob("agent-*.log")]
     assert "leaves" in text.splitlines()[-1]
@@ -105,7 +105,7 @@ def test_an_agent_killed_in_the_middle_of_an_upload_leaves_no_half_checkpoint(
         manager.resume(state_of(0))
         proxy.choose, proxy.rate = note, 4e6
         save(manager, 0)
-        assert begun.wait(30)
+        assert begun.wait(60)
         pid = one_host.agent().pid
         os.kill(pid, signal.SIGKILL)
         wait_until(lambda: not is_running(pid))
@@ -147,7 +147,7 @@ def test_a_server_killed_in_the_middle_of_an_upload_stops_no_training_and_gets_i
             proxy.choose = choose
             for step in range(3):
                 save(manager, step)
-            assert killed.wait(30)
+            assert killed.wait(60)
             for step in range(3, 6):
                 save(manager, step)
             server.start()

@@ -524,7 +524,7 @@ def test_a_start_on_another_host_is_refused_while_the_first_trains_and_goes_on_o
     # It has listed the run, and does not know whether the first host's attempt lives.
     wait_until(lambda: doubt in log.read_text().removeprefix(refused_log))
     first.send_signal(signal.SIGTERM)
-    first.communicate(timeout=30)
+    first.communicate(timeout=60)
     last = max(e["step"] for e in events(run, "committed") if e["attempt"] == 1)
     assert json.loads(waiting.stdout.readline())["start"] == last + 1
     waiting.kill()

@@ -64,7 +64,7 @@ def test_a_child_that_outlives_a_killed_trainer_holds_no_slot(
             found = json.loads(trainer.stdout.readline())
             children.append(found["child"])
             assert found["held"] == found["written"] == []
-            trainer.wait(30)
+            trainer.wait(60)
             assert trainer.returncode == -signal.SIGKILL
         (counted,) = lines(finished(one_host.start(TRAINER, tmp_path / "run", "count")))
         assert counted["slots"] <= SLOTS_PER_PART

@@ -275,7 +275,7 @@ def test_the_second_signal_reaches_the_handler_that_was_there_before(
     assert process.stdout.readline().startswith("saved")
     time.sleep(REPEAT_SECS + 0.2)
     process.send_signal(signal.SIGTERM)
-    _, err = process.communicate(timeout=30)
+    _, err = process.communicate(timeout=60)
     assert process.returncode == 7, err
 
 

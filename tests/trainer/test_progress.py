@@ -42,7 +42,7 @@ def waiting(progress: Progress, then: Callable[[], None]) -> float:
     ended: list[float] = []
 
     def wait() -> None:
-        progress.wait_until_finished(5.0)
+        progress.wait_until_finished(60.0)
         ended.append(time.monotonic())
 
     thread = threading.Thread(target=wait)
@@ -51,7 +51,7 @@ def waiting(progress: Progress, then: Callable[[], None]) -> float:
     assert not ended
     began = time.monotonic()
     then()
-    thread.join(10)
+    thread.join(60)
     return ended[0] - began
 
 
@@ -92,7 +92,7 @@ def committed() -> Progress:
 def test_a_wait_ends_once_preservation_is_applied_or_will_not_be_told(
     committed: Progress, then: Callable[[Progress], None]
 ) -> None:
-    assert waiting(committed, lambda: then(committed)) < 2.0
+    assert waiting(committed, lambda: then(committed)) < 0.8 * module.PRESERVED_SECS
 
 
 def test_a_fenced_run_waits_for_no_preservation(committed: Progress) -> None:
@@ -109,7 +109,7 @@ def test_a_preservation_that_hangs_is_waited_for_no_longer_than_its_bound(
     monkeypatch.setattr(module, "PRESERVED_SECS", 60.0)
     began = time.monotonic()
     committed.wait_until_finished(0.2)
-    assert time.monotonic() - began < 5.0
+    assert time.monotonic() - began < 30.0
 
 
 def test_what_another_host_has_committed_and_what_was_told_first_are_not_waited_for() -> None:
@@ -121,7 +121,7 @@ def test_what_another_host_has_committed_and_what_was_told_first_are_not_waited_
     noticed(progress, "committed", SECOND, data=HERE)
     began = time.monotonic()
     progress.wait_until_finished(None)
-    assert time.monotonic() - began < 5.0
+    assert time.monotonic() - began < module.PRESERVED_SECS
 
 
 def test_saves_that_are_on_their_way_end_the_wait_with_their_steps() -> None:
@@ -162,7 +162,7 @@ class LatestSlowly:
         self.committed = threading.Event()
 
     def should_preserve(self, checkpoints: Any, *, context: Any) -> list[bool]:
-        assert self.committed.wait(20)
+        assert self.committed.wait(60)
         return [checkpoint is checkpoints[-1] for checkpoint in checkpoints]
 
 
@@ -216,8 +216,9 @@ def test_after_a_wait_the_steps_are_those_that_stay(
 
 
 def test_a_policy_of_the_users_own_that_fails_keeps_all_and_holds_up_no_wait(
-    one_host: Host, tmp_path: Path
+    one_host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(module, "PRESERVED_SECS", 100.0)
     raised: list[str] = []
     with holdfast.CheckpointManager(
         tmp_path / "run",
@@ -231,7 +232,7 @@ def test_a_policy_of_the_users_own_that_fails_keeps_all_and_holds_up_no_wait(
                 manager.wait_until_finished()
             except HoldfastError as error:
                 raised.append(str(error))
-        assert time.monotonic() - began < module.PRESERVED_SECS / 2
+        assert time.monotonic() - began < 0.8 * module.PRESERVED_SECS
         # Step 0 is the newest, which stays without a policy.
         assert ["ZeroDivisionError" in text for text in raised] == [True, True]
         assert manager.all_steps() == [0, 1, 2]
@@ -279,16 +280,17 @@ def test_a_wait_that_runs_out_says_so() -> None:
 
 
 def test_a_run_that_is_opened_again_waits_for_no_preservation_that_has_ended(
-    one_host: Host, tmp_path: Path
+    one_host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its agent lingers, and reports the earlier commit again to one that attaches without RAM."""
     with holdfast.CheckpointManager(tmp_path / "run") as manager:
         manager.save(0, {"w": np.zeros(10)}, force=True)
         manager.wait_until_finished()
+    monkeypatch.setattr(module, "PRESERVED_SECS", 100.0)
     began = time.monotonic()
     with holdfast.CheckpointManager(tmp_path / "run", ram=None) as manager:
         wait_until(lambda: manager._progress._preserved, secs=module.PRESERVED_SECS / 4)
-    assert time.monotonic() - began < module.PRESERVED_SECS / 2
+    assert time.monotonic() - began < 0.8 * module.PRESERVED_SECS
 
 
 def test_a_save_that_is_accepted_after_the_end_of_saving_ends_with_an_error_too() -> None:

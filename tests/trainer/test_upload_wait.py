@@ -108,11 +108,9 @@ def test_the_wait_ends_in_time_and_names_the_problem(rig: Rig, timeout_secs: flo
     with pytest.raises(WaitTimeoutError, match=text):
         rig.wait(timeout_secs)
     # An agent that has just been started gets a second to find out what is there.
-    assert max(1.0, timeout_secs) <= time.monotonic() - began < timeout_secs + 5
+    assert max(1.0, timeout_secs) <= time.monotonic() - began < timeout_secs + 30
     rig.agent.uploaded = rig.newest
-    began = time.monotonic()
     rig.wait(timeout_secs)
-    assert time.monotonic() - began < 1
 
 
 def test_an_agent_that_does_not_answer_is_an_error(rig: Rig) -> None:

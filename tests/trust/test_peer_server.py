@@ -440,7 +440,7 @@ def test_a_server_that_is_closed_while_it_sends_ends_at_once(root: Path, own: Ra
         made.recv(1000)
         started = time.monotonic()
         server.close()
-        assert time.monotonic() - started < 5.0
+        assert time.monotonic() - started < 30.0
         all_of(made)
 
 
