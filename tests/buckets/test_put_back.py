@@ -98,7 +98,7 @@ def test_ram_of_a_training_that_was_put_back_is_never_mixed_with_another(
         on_host(monkeypatch, first)
         train(place, EARLIER, 3)
         earlier = versions(place)
-        later = Said(first.start(__file__, place))
+        later = Said(first.start(__file__, place, stem="numpy"))
         later.await_line("trained")
         # A living trainer would start another agent, which frees the RAM of a run that is gone.
         later.kill()

@@ -112,7 +112,8 @@ def test_another_address_than_loopback_needs_a_token(
     )
     token.write_text("0123456789abcdef\n")
     server = one_host.start(
-        "-m", "holdfast", "page", training, "--address", "127.0.0.2", "--token-file", token
+        *("-m", "holdfast", "page", training, "--address", "127.0.0.2", "--token-file", token),
+        stem="commands",
     )
     url = await_line(server, str(training)).rpartition(": ")[2].split()[0]
     assert url.startswith("http://127.0.0.2:")

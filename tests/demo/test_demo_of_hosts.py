@@ -56,7 +56,9 @@ def demo(folder: Path, *options: str, **environment: str) -> Iterator[Demo]:
     with host() as made:
         # JAX's own choice of devices: one on each host.
         environment = {"XLA_FLAGS": "", **environment}
-        process = made.start(*command, "--steps", str(STEPS), *options, **environment)
+        process = made.start(
+            *command, "--steps", str(STEPS), *options, stem="commands", **environment
+        )
         running = Demo(made, folder, process)
         try:
             yield running
@@ -179,6 +181,7 @@ def test_a_trainer_that_fails_ends_at_once_though_the_others_wait_for_it(tmp_pat
         trainers = [
             one.start(
                 *("-m", "holdfast.demo.train", msgspec.json.encode(options).decode()),
+                stem="jax",
                 XLA_FLAGS="",
             )
             for one, options in zip(hosts, each, strict=True)

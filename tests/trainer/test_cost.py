@@ -13,6 +13,7 @@ from holdfast import save_decision_policy
 from tests.hosts import Host
 
 CALLS = 20_000
+COST_SECS_MAX = 5e-6
 POLICIES = {
     "continuous": save_decision_policy.ContinuousCheckpointingPolicy(minimum_interval_secs=3600),
     "fixed_interval": save_decision_policy.FixedIntervalPolicy(10**9),
@@ -38,6 +39,8 @@ def test_a_save_that_is_not_due_costs_less_than_five_microseconds(
                 manager.save(number, state)
             costs_secs.append((time.thread_time() - started) / CALLS)
             step += CALLS
+            if costs_secs[-1] < COST_SECS_MAX:
+                break
     cost_secs = min(costs_secs)
     print(f"{name}: {cost_secs * 1e6:.2f} µs")
-    assert cost_secs < 5e-6
+    assert cost_secs < COST_SECS_MAX

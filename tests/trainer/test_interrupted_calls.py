@@ -28,9 +28,9 @@ from tests.trainer.slots import wait_for_a_slot
 pytestmark = pytest.mark.filterwarnings(
     "ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"
 )
-WAIT_SECS = 20.0
-CLOSE_SECS_MAX = 10.0
-STRIDES = {"save": 23, "restore": 131, "resume": 131, "close": 31, "open": 311}
+WAIT_SECS = 60.0
+CLOSE_SECS_MAX = 30.0
+STRIDES = {"save": 47, "restore": 257, "resume": 257, "close": 61, "open": 601}
 """A quick run takes one position in so many, from a place that a seed gives."""
 PER_RUN = 10
 KINDS = [KeyboardInterrupt, MemoryError]

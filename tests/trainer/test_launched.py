@@ -27,7 +27,7 @@ TRAINER = Path(__file__).with_name("launched_trainer.py")
 
 def task(on: Host, rank: int, run: Path, *arguments: str) -> Said:
     variables = SLURM | {"SLURM_PROCID": str(rank), "SLURM_RESTART_COUNT": "3"}
-    return Said(on.start(TRAINER, run, *arguments, **variables))
+    return Said(on.start(TRAINER, run, *arguments, stem="numpy", **variables))
 
 
 @pytest.mark.parametrize("is_same_host", [True, False], ids=["same host", "another host"])

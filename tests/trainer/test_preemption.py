@@ -81,7 +81,9 @@ def test_a_notice_that_no_step_follows_is_reported_to_the_supervisor(
         "    manager.save(0, {'n': 0}, force=True)\n"
         "    manager.announce_preemption()\n"
     )
-    trainer = one_host.start(script, tmp_path / "run", HOLDFAST_SUPERVISED=str(tmp_path))
+    trainer = one_host.start(
+        script, tmp_path / "run", stem="numpy", HOLDFAST_SUPERVISED=str(tmp_path)
+    )
     finished(trainer)
     assert [end.is_preempted for end in reported_ends(tmp_path)] == [True]
 
@@ -160,13 +162,16 @@ def test_jax_hears_of_a_signal_only_while_no_manager_watches_it(
         "with holdfast.CheckpointManager(sys.argv[1]) as manager:\n"
         "    os.kill(os.getpid(), signal.SIGTERM)\n"
         "    assert manager.save(5, {'n': 1}) and manager.reached_preemption(5)\n"
-        "    time.sleep(2)\n"
+        # JAX's thread would have logged the first signal long before the second one.
+        "    time.sleep(1)\n"
         "print('left', file=sys.stderr, flush=True)\n"
         "os.kill(os.getpid(), signal.SIGTERM)\n"
         "while not os.path.exists(sys.argv[3]): time.sleep(0.01)\n"
         "jax.distributed.shutdown()\n"
     )
-    process = Said(one_host.start(script, tmp_path / "run", free_address(), tmp_path / "heard"))
+    process = Said(
+        one_host.start(script, tmp_path / "run", free_address(), tmp_path / "heard", stem="jax")
+    )
     # The framework logs it on a thread of its own.
     wait_until(lambda: "SIGTERM caught" in "".join(process.errors))
     (tmp_path / "heard").touch()

@@ -38,7 +38,7 @@ def test_a_repeated_signal_costs_no_step(
     one_host: Host, tmp_path: Path, seen: str, code: int
 ) -> None:
     (tmp_path / "program.py").write_text(PROGRAM)
-    trainer = one_host.start(tmp_path / "program.py", tmp_path / "run", seen)
+    trainer = one_host.start(tmp_path / "program.py", tmp_path / "run", seen, stem="numpy")
     await_line(trainer, "ready")
     trainer.send_signal(signal.SIGTERM)
     stopped_at = int(await_line(trainer, "stopped").split()[-1])

@@ -233,7 +233,7 @@ def cut_run(
         if setting.not_synced:
             _start_agent(one, disk.run, setting.not_synced)
         disk.begin_cuts(seed, count, gap)
-        trainer = one.start(TRAINER, "train", disk.run, journal, told, XLA_FLAGS="")
+        trainer = one.start(TRAINER, "train", disk.run, journal, told, stem="jax", XLA_FLAGS="")
         cuts = []
         deadline = time.monotonic() + WAIT_SECS
         while len(cuts) < count:
@@ -295,7 +295,9 @@ def _problems(cut: Cut, actions: Actions, setting: Setting, folder: Path) -> Ite
             if sure:
                 yield from _verified(again, run)
             trainer = again.start(
-                TRAINER, "check", run, json.dumps({"ram": setting.ram}), XLA_FLAGS=""
+                *(TRAINER, "check", run, json.dumps({"ram": setting.ram})),
+                stem="jax",
+                XLA_FLAGS="",
             )
             out, err = trainer.communicate(timeout=WAIT_SECS)
             if trainer.returncode != 0:
