@@ -24,7 +24,8 @@ from holdfast.trainer.options import Options
 from holdfast.trainer.process.end_report import reported_ends
 from holdfast.trainer.process.preemption import REPEAT_SECS, PreemptionSignals
 from holdfast.trainer.save.patience import CUT_CLOSE_SECS
-from holdfast.trainer.save.save_schedule import AGREE_SECS, CONFIRM_SECS, SaveSchedule
+from holdfast.trainer.save.preemption_stop import AGREE_SECS, CONFIRM_SECS, PreemptionStop
+from holdfast.trainer.save.save_schedule import SaveSchedule
 from tests.hosts import Host, events, finished, wait_until
 from tests.said import Said
 from tests.trainer.test_processes import free_address
@@ -285,57 +286,57 @@ def test_the_second_signal_reaches_the_handler_that_was_there_before(
 
 
 def test_a_loop_of_long_steps_is_told_after_some_seconds(caplog: pytest.LogCaptureFixture) -> None:
-    steps = SaveSchedule(None, OPTIONS, 1)
-    steps.preempted_at = 4
+    stop = PreemptionStop()
+    stop.at = 4
     for step, now_secs in ((4, 100.0), (5, 101.0), (5, 105.9)):
-        steps.warn_unasked(step, now_secs)
+        stop.warn_unasked(step, now_secs)
     assert not caplog.records
-    steps.warn_unasked(6, 106.1)
-    steps.warn_unasked(7, 120.0)
+    stop.warn_unasked(6, 106.1)
+    stop.warn_unasked(7, 120.0)
     (record,) = caplog.records
     assert "step 4 is saved for it" in record.message
 
 
 def test_a_rank_whose_hosts_agree_on_no_step_stops_alone_within_its_grace() -> None:
     steps, cells = SaveSchedule(None, OPTIONS, 2), [NEVER_STEP] * 16
-    assert not steps.is_left_alone(cells, 100.0)
-    assert not steps.is_left_alone(cells, 100.0 + AGREE_SECS - 0.1)
+    assert not steps.stop.is_left_alone(cells, 100.0)
+    assert not steps.stop.is_left_alone(cells, 100.0 + AGREE_SECS - 0.1)
     cells[TARGET_PREEMPTION] = 7
-    assert not steps.is_left_alone(cells, 100.0 + AGREE_SECS)
+    assert not steps.stop.is_left_alone(cells, 100.0 + AGREE_SECS)
     cells[TARGET_PREEMPTION] = NEVER_STEP
-    assert steps.is_left_alone(cells, 100.0 + AGREE_SECS)
+    assert steps.stop.is_left_alone(cells, 100.0 + AGREE_SECS)
     assert steps.due(5, cells, is_stopping_alone=True, force=False).is_preemption
     assert AGREE_SECS + CUT_CLOSE_SECS < 30.0
     assert CONFIRM_SECS + CUT_CLOSE_SECS < 30.0
 
 
 def test_a_rank_that_stops_alone_says_what_is_kept(caplog: pytest.LogCaptureFixture) -> None:
-    steps = SaveSchedule(None, OPTIONS, 2)
-    steps.stop_alone(5, "the newest secured step is 4")
+    stop = PreemptionStop()
+    stop.note_alone(5, "the newest secured step is 4")
     (record,) = caplog.records
     assert "stopping at step 5" in record.message
     assert record.message.endswith("the newest secured step is 4")
-    assert steps.is_unconfirmed
+    assert stop.is_unconfirmed
 
 
 def test_a_stop_that_no_other_host_confirms_is_awaited_for_a_bounded_time(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    steps, cells, clock = SaveSchedule(None, OPTIONS, 2), [NEVER_STEP] * 16, StepClock()
+    stop, cells, clock = PreemptionStop(), [NEVER_STEP] * 16, StepClock()
     cells[TARGET_PREEMPTION] = 5
     began_secs = clock.monotonic()
-    steps.await_confirmation(5, cells, clock)
+    stop.await_confirmation(5, cells, clock)
     assert clock.monotonic() - began_secs < CONFIRM_SECS + 1
-    assert steps.is_unconfirmed
+    assert stop.is_unconfirmed
     assert "did not confirm" in caplog.text
 
 
 def test_a_loop_that_asks_is_told_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    steps = SaveSchedule(None, OPTIONS, 1)
-    steps.has_asked_preemption = True
-    steps.preempted_at = 4
+    stop = PreemptionStop()
+    stop.has_asked = True
+    stop.at = 4
     for step in range(5, 20):
-        steps.warn_unasked(step, float(step))
+        stop.warn_unasked(step, float(step))
     assert not caplog.records
 
 

@@ -452,8 +452,8 @@ class CheckpointManager:
         Raises:
             InvalidArgumentError: A preemption was announced, and the step is invalid.
         """
-        self._steps.has_asked_preemption = True
-        preempted_at = self._steps.preempted_at
+        self._steps.stop.has_asked = True
+        preempted_at = self._steps.stop.at
         return preempted_at is not None and arguments.check_step(step) >= preempted_at
 
     def announce_preemption(self) -> None:

@@ -126,7 +126,7 @@ class DueSaves:
         if step in position.steps.accepted and (is_repeated or not force):
             position.progress.raised_at = None
             return True
-        position.steps.warn_unasked(step, asked_secs)
+        position.steps.stop.warn_unasked(step, asked_secs)
         place = self._present_place()
         due = position.steps.due(step, place.control.cells, self.is_stopping_alone(), force)
         if not due.is_any:
@@ -170,7 +170,7 @@ class DueSaves:
         if not place.control.cells[place.notice_cell]:
             return False
         now_secs, is_only = self.clock.monotonic(), self.processes.count == 1
-        return is_only or self.position.steps.is_left_alone(place.control.cells, now_secs)
+        return is_only or self.position.steps.stop.is_left_alone(place.control.cells, now_secs)
 
     def _present_place(self) -> AgentPlace:
         """Return this trainer's place in the run's current attempt, which may be a newer one."""
@@ -202,13 +202,13 @@ class DueSaves:
     def _stop_at(self, checkpoint: CheckpointId, place: AgentPlace) -> None:
         """Stop for a preemption at a step that is being saved, unless a later one is agreed on."""
         steps, progress = self.position.steps, self.position.progress
-        steps.preempted_at = checkpoint.step
+        steps.stop.at = checkpoint.step
         if self.processes.count > 1 and self.is_stopping_alone():
-            steps.stop_alone(checkpoint.step, progress.newest_text())
+            steps.stop.note_alone(checkpoint.step, progress.newest_text())
         elif self.processes.count > 1:
-            steps.await_confirmation(checkpoint.step, place.control.cells, self.clock)
-            if steps.preempted_at == checkpoint.step:
+            steps.stop.await_confirmation(checkpoint.step, place.control.cells, self.clock)
+            if steps.stop.at == checkpoint.step:
                 progress.require(checkpoint)
-        if steps.preempted_at == checkpoint.step:
+        if steps.stop.at == checkpoint.step:
             level = logging.INFO if self.processes.rank == 0 else logging.DEBUG
             log.log(level, "preempted: step %d is being saved as the last one", checkpoint.step)

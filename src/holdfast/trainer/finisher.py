@@ -207,7 +207,7 @@ class Finisher:
             # An earlier `close` was interrupted after it had warned; the cells may be unmapped.
             return
         place, steps = self._position.session.place, self._position.steps
-        is_preempted = steps.preempted_at is not None or place.control.cells[place.notice_cell]
+        is_preempted = steps.stop.at is not None or place.control.cells[place.notice_cell]
         if warns and not is_preempted and self._position.session.rank == 0:
             steps.warn_unfinished()
 

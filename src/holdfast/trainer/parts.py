@@ -68,7 +68,7 @@ class ManagerParts:
         self.lifetime.close(SAVER_SECS)
         signals, link = self.process.signals, self.process.link
         if link is not None:
-            is_preempted = self.position.steps.preempted_at is not None or signals.is_announced
+            is_preempted = self.position.steps.stop.at is not None or signals.is_announced
             link.report_end(is_preempted=is_preempted, is_finished=self.finisher.has_ended)
         left = self.position.session.left
         if left is not None and left.is_last:

@@ -165,7 +165,7 @@ class Patience:
         """
         if self._is_leaving:
             return LEAVE_SECS
-        return CUT_CLOSE_SECS if self._steps.is_unconfirmed else timeout_secs
+        return CUT_CLOSE_SECS if self._steps.stop.is_unconfirmed else timeout_secs
 
     def await_end(self, *, is_after_error: bool) -> None:
         """Wait until all accepted saves have ended, because the manager is closed.

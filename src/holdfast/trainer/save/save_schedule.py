@@ -7,12 +7,10 @@ import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from holdfast import waits
 from holdfast.clock import Clock, SystemClock
 from holdfast.format.names import STEP_MAX, CheckpointId
 from holdfast.host.wire.control_block import (
     NEVER,
-    PREEMPTION_CONFIRMED,
     TARGET_DURABLE,
     TARGET_PREEMPTION,
     TARGET_RAM,
@@ -21,20 +19,8 @@ from holdfast.policy.contexts import SaveContext
 from holdfast.policy.save_decision_policy import SaveDecisionPolicy
 from holdfast.policy.save_evaluation import split
 from holdfast.trainer.options import Options
+from holdfast.trainer.save.preemption_stop import PreemptionStop
 
-AGREE_SECS = 10.0
-"""How long a rank with a preemption notice trains on while the hosts agree on no step to stop at.
-"""
-CONFIRM_SECS = 15.0
-"""How long a rank that stops for a preemption waits for the other hosts' confirmation.
-
-Together with `AGREE_SECS` and the writes this is less than the 30 s that most launchers leave.
-"""
-CONFIRM_POLL_SECS = 0.002
-UNASKED_STEPS = 3
-"""After how many steps a loop that ignores a preemption is warned."""
-UNASKED_SECS = 5.0
-"""After how many seconds it is warned if its steps are slow."""
 PREPARE_SECS = 30.0
 """How long to defer a save while a slot is prepared; the first one is mapped, locked and pinned."""
 FREE_SECS = 2.0
@@ -93,15 +79,9 @@ class SaveSchedule:
         self.accepted: set[int] = set()
         self.refused_at: int | None = None
         """The last step whose save was refused because of its arguments."""
-        self.preempted_at: int | None = None
+        self.stop = PreemptionStop()
         self.read: int | None = None
         """The step that a restore has read since the last save without moving the run."""
-        self.is_unconfirmed = False
-        """The ranks stop for a preemption, and the hosts have not agreed on one step."""
-        self._noticed_at_secs: float | None = None
-        self.has_asked_preemption = False
-        self._unasked_count = 0
-        self._unasked_since_secs = 0.0
         self._served = {TARGET_DURABLE: NEVER, TARGET_RAM: NEVER}
         self._deferred: set[int] = set()
         """The cells whose targets were reached at an earlier step and deferred.
@@ -146,7 +126,7 @@ class SaveSchedule:
             is_stopping_alone: A preemption was announced, and this process stops by itself.
             force: The caller requires a save.
         """
-        is_preemption = self.preempted_at is None and (
+        is_preemption = self.stop.at is None and (
             is_stopping_alone or step >= cells[TARGET_PREEMPTION]
         )
         durable_target = self._is_target(TARGET_DURABLE, step, cells)
@@ -179,51 +159,6 @@ class SaveSchedule:
                 self._served[cell] = cells[cell]
         self._has_warned_skipped = False
 
-    def await_confirmation(self, step: int, cells: Sequence[int], clock: Clock) -> None:
-        """Wait until all hosts have agreed to stop at `step`, or on a later step instead.
-
-        A rank that has stopped cannot continue, so it must know that all others stop at the same
-        step. If a later step is chosen, `preempted_at` is reset and the training continues to it.
-        The wait ends after `CONFIRM_SECS` with a warning.
-        """
-        deadline = clock.monotonic() + CONFIRM_SECS
-        while cells[PREEMPTION_CONFIRMED] > step:
-            if cells[TARGET_PREEMPTION] > step:
-                # Another rank had already passed this step, so a later target was proposed.
-                self.preempted_at = None
-                return
-            if clock.monotonic() > deadline:
-                self.is_unconfirmed = True
-                log.warning(
-                    "stopping at step %d for the preemption: the other hosts did not confirm it "
-                    "within %.0f s; they may stop at another step",
-                    step,
-                    CONFIRM_SECS,
-                )
-                return
-            waits.sleep(clock, CONFIRM_POLL_SECS)
-
-    def is_left_alone(self, cells: Sequence[int], now_secs: float) -> bool:
-        """Return whether the hosts have agreed on no step since this rank received a notice.
-
-        Call it only while the rank has a preemption notice. Hosts that cannot reach each other
-        never agree, and the process will soon be killed.
-        """
-        if self._noticed_at_secs is None:
-            self._noticed_at_secs = now_secs
-        return cells[TARGET_PREEMPTION] == NEVER and now_secs - self._noticed_at_secs >= AGREE_SECS
-
-    def stop_alone(self, step: int, newest_text: str) -> None:
-        """Record that this rank stops at `step` without the other hosts, and warn."""
-        self.is_unconfirmed = True
-        log.warning(
-            "stopping at step %d for the preemption: the hosts have not agreed on a step within "
-            "%.0f s, so the checkpoint of this step may stay incomplete; %s",
-            step,
-            AGREE_SECS,
-            newest_text,
-        )
-
     def warn_skipped(self, step: int, outstanding: int) -> None:
         """Warn that a due save is skipped, once until a save is accepted again."""
         if not self._has_warned_skipped:
@@ -237,7 +172,7 @@ class SaveSchedule:
 
     def is_preempted_before(self, step: int) -> bool:
         """Return whether the loop was left for a preemption before `step`, and warn if so."""
-        if self.preempted_at is None or step <= self.last:
+        if self.stop.at is None or step <= self.last:
             return False
         log.warning(
             "finish step %d: not saved, because the run was preempted and step %d was the last one "
@@ -246,23 +181,6 @@ class SaveSchedule:
             self.last,
         )
         return True
-
-    def warn_unasked(self, step: int, now_secs: float) -> None:
-        """Warn once if the loop continues after a preemption and never asks whether to stop."""
-        if self.preempted_at is None or self.has_asked_preemption or step <= self.preempted_at:
-            return
-        if self._unasked_count == 0:
-            self._unasked_since_secs = now_secs
-        self._unasked_count += 1
-        is_late = now_secs - self._unasked_since_secs >= UNASKED_SECS
-        if self._unasked_count >= UNASKED_STEPS or is_late:
-            self.has_asked_preemption = True
-            log.warning(
-                "a preemption was announced and step %d is saved for it, but the training loop "
-                "continues and does not call manager.reached_preemption(step). Leave the loop when "
-                "that returns True: the job will soon be killed",
-                self.preempted_at,
-            )
 
     def warn_unfinished(self) -> None:
         """Warn if the training has ended without error and its last step is not saved."""
