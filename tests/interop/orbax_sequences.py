@@ -28,7 +28,8 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from tests.interop.orbax_exceptions import EXCEPTED
-from tests.interop.orbax_programs import PROGRAMS, attempt, shown
+from tests.interop.orbax_programs import attempt, shown
+from tests.interop.orbax_v1_programs import PROGRAMS
 
 CALLS_MIN, CALLS_MAX = 8, 20
 ITEMS = ("state", "extra", "weights")

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from tests.hosts import host
-from tests.interop.orbax_programs import PROGRAMS
+from tests.interop.orbax_v1_programs import PROGRAMS
 
 SCRIPT = Path(__file__).with_name("orbax_sequences.py")
 SEEDS = 4

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import functools
 import pickle
+import types
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ import holdfast.interop.orbax as ocp
 from holdfast.errors import InvalidArgumentError, StorageError
 from holdfast.interop.orbax import options as ocp_options
 from holdfast.interop.orbax.experimental.emergency import checkpoint_manager as emergency
+from holdfast.interop.orbax.v1 import options as v1_options
 from tests.hosts import Host
 
 decide = ocp.checkpoint_managers.save_decision_policy
@@ -208,15 +211,43 @@ def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
         ocp.CheckpointManager(tmp_path / "file")
 
 
-def test_options_of_the_second_interface_are_refused_by_name() -> None:
+def test_an_option_of_the_second_interface_that_orbax_does_not_know_is_refused() -> None:
     context = ocp.v1.Context()
-    context.pytree.loading.partial_load = True
-    with pytest.raises(InvalidArgumentError, match=r"Context.pytree.loading.other: not supported"):
+    with pytest.raises(InvalidArgumentError, match=r"PyTreeOptions.Loading.other: not supported"):
         context.pytree.loading.other = 1
-    with pytest.raises(AttributeError, match=r"Context.array: not supported"):
-        context.array.saving.use_zarr3 = True
-    with pytest.raises(InvalidArgumentError, match=r"Context\(array_options=...\): not supported"):
+    with pytest.raises(InvalidArgumentError, match=r"Context.other: not supported"):
+        context.other = 1
+    with pytest.raises(AttributeError, match=r"Context.other: not supported"):
+        assert context.other
+    with pytest.raises(InvalidArgumentError, match=r"Context\(other=...\): not supported"):
+        ocp.v1.Context(other=1)
+    with pytest.raises(InvalidArgumentError, match=r"array_options=.*expected ArrayOptions"):
         ocp.v1.Context(array_options=1)
+
+
+def refused_options() -> dict[str, Any]:
+    values = dict.fromkeys(v1_options.REFUSED, object()) | {"multiprocessing.primary_host": 1}
+    values["pytree.saving.pytree_metadata_options"] = types.SimpleNamespace(support_rich_types=True)
+    return values
+
+
+@pytest.mark.parametrize("place", refused_options())
+def test_an_option_that_would_promise_something_untrue_is_refused(
+    tmp_path: Path, place: str
+) -> None:
+    context = ocp.v1.Context()
+    *groups, name = place.split(".")
+    setattr(functools.reduce(getattr, groups, context), name, refused_options()[place])
+    with pytest.raises(InvalidArgumentError, match=place), context:
+        ocp.v1.save(tmp_path / "a", {"x": 1})
+    assert not (tmp_path / "a").exists()
+    with pytest.raises(InvalidArgumentError, match=place):
+        ocp.v1.training.Checkpointer(tmp_path / "run", context=context)
+
+
+def test_each_option_that_is_said_to_be_honoured_or_refused_exists() -> None:
+    for place in (*v1_options.HONOURED, *v1_options.REFUSED):
+        functools.reduce(getattr, place.split("."), ocp.v1.Context())
 
 
 def test_a_class_with_the_name_of_holdfasts_is_pickled_and_shown_by_orbaxs_name() -> None:

@@ -581,6 +581,19 @@ class CheckpointManager:
             wanted = dict.fromkeys(self._reader.step_record(step).items)
         return self._reader.restore(step, wanted)
 
+    @property
+    def run_directory(self) -> Path:
+        """The run's directory."""
+        return self._reader.directory
+
+    def item_files(self, step: int, name: str) -> dict[str, bytes]:
+        """Return the files of an item of a foreign handler, of all processes, by their paths.
+
+        Raises:
+            CheckpointNotFoundError: There is no checkpoint of the step.
+        """
+        return self._reader.item_files(step, name)
+
     def step_record(self, step: int) -> StepRecord:
         """Return what the checkpoint of `step` has.
 

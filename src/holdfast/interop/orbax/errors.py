@@ -29,9 +29,3 @@ class ItemNotFoundError(InvalidArgumentError, FileNotFoundError, KeyError):
 
 class ArgumentTypeError(InvalidArgumentError, TypeError):
     """A call was given an argument of a type that it does not take."""
-
-
-class NoCheckpointAtPathError(CheckpointNotFoundError, ValueError):
-    """There is no checkpoint at a path, as Orbax's second interface reports it."""
-
-    __str__ = Exception.__str__

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
-from holdfast.errors import InvalidArgumentError
+from holdfast.errors import CheckpointDamagedError, InvalidArgumentError
 from holdfast.interop.orbax import args as ocp_args
 from holdfast.interop.orbax import outlines, records
 from holdfast.interop.orbax.errors import ArgumentTypeError
@@ -78,7 +79,8 @@ def saved(given: Any, name: str) -> tuple[Any, ItemRecord]:
             for file in sorted(Path(folder).rglob("*"))
             if file.is_file()
         }
-    return FolderState(files), ItemRecord(kind="folder", handler=type(given).__qualname__)
+    recorded_as = getattr(given, "recorded_as", type(given).__qualname__)
+    return FolderState(files), ItemRecord(kind="folder", handler=recorded_as)
 
 
 def _saved_tree(given: Any, name: str) -> tuple[Any, ItemRecord]:
@@ -146,6 +148,18 @@ def _saved_numpy_random(state: Any) -> tuple[Any, ItemRecord]:
     )
 
 
+@contextlib.contextmanager
+def folder_of(states: Sequence[Mapping[str, bytes]]) -> Iterator[Path]:
+    """Return a scratch folder with the files of all processes, by their paths."""
+    with tempfile.TemporaryDirectory(prefix="holdfast-item-") as folder:
+        for files in states:
+            for name, data in files.items():
+                path = Path(folder) / name
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(data)
+        yield Path(folder)
+
+
 class ItemRestore:
     """The restore of one item: `wanted` is read by Holdfast, and `finish` makes the item of it.
 
@@ -156,6 +170,7 @@ class ItemRestore:
 
     Raises:
         InvalidArgumentError: The arguments are for another kind of item, or do not fit.
+        CheckpointDamagedError: Orbax wrote the item, and it cannot be read.
     """
 
     def __init__(self, name: str, record: ItemRecord, given: Any) -> None:
@@ -163,6 +178,8 @@ class ItemRestore:
         self._tree: TreeRestore | None = None
         self.wanted: dict[tuple[Any, ...], Any] = {}
         self.is_folder = record.kind == "folder"
+        if record.damage is not None:
+            raise CheckpointDamagedError(record.damage)
         if self.is_folder:
             if given is None or ocp_args.handler_of(given) is None:
                 raise InvalidArgumentError(
@@ -210,13 +227,8 @@ class ItemRestore:
 
     def finish_folder(self, states: Sequence[Mapping[str, bytes]]) -> Any:
         """Return the item that its handler restores from the files of all processes."""
-        with tempfile.TemporaryDirectory(prefix="holdfast-item-") as folder:
-            for files in states:
-                for name, data in files.items():
-                    path = Path(folder) / name
-                    path.parent.mkdir(parents=True, exist_ok=True)
-                    path.write_bytes(data)
-            return self.restored_by_handler(Path(folder))
+        with folder_of(states) as folder:
+            return self.restored_by_handler(folder)
 
     def restored_by_handler(self, folder: Path) -> Any:
         """Return the item that its handler restores from the files in `folder`."""

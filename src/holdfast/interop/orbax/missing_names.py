@@ -18,7 +18,6 @@ _FOLDERS = "a checkpoint exists once it is listed: use all_steps() or utils.chec
 _BASE = "test for ocp.CheckpointManager or ocp.Checkpointer, or duck-type"
 _PROCESSES = "use jax.experimental.multihost_utils, or ocp.utils.sync_global_processes"
 _STORAGE = "Holdfast writes its own files, and needs no such option; leave it out"
-_V1_ITEMS = "save trees of arrays and values, or objects whose handler is registered with Orbax"
 _ARGS = "use that of ocp.args, whose name does not end with Args"
 
 MISSING: Mapping[str, Mapping[str, str]] = {
@@ -125,28 +124,20 @@ MISSING: Mapping[str, Mapping[str, str]] = {
         "record_saved_duration": "Holdfast records events by itself; see holdfast events",
         "tmp_checkpoints": _FOLDERS,
     },
-    "v1": {
-        "AbstractCheckpointable": _V1_ITEMS,
-        "Checkpointable": _V1_ITEMS,
-        "CheckpointableHandler": _V1_ITEMS,
-        "StatefulCheckpointable": _V1_ITEMS,
-        "PyTreeMetadata": "use what v1.metadata returns",
-        "arrays": "give jax.ShapeDtypeStruct in the tree to load",
-        "delete": "remove the folder, or use v1.training.Checkpointer, whose policies delete steps",
-        "delete_async": "remove the folder, or use v1.training.Checkpointer",
-        "errors": "catch builtin classes, of which the errors are, or holdfast.HoldfastError",
-        "handlers": _V1_ITEMS,
-        "multihost": _PROCESSES,
-        "options": "Holdfast needs no such options; Context takes pytree and asynchronous options "
-        "as its own attributes",
-        "partial": "use v1.Context().pytree.loading.partial_load",
-        "path": "use pathlib, or ocp.step",
-        "tree": "use holdfast.interop.orbax.tree",
-    },
+    "v1": {},
+    "v1.arrays": {},
+    "v1.errors": {},
+    "v1.handlers": {},
+    "v1.multihost": {},
+    "v1.options": {},
+    "v1.partial": {},
+    "v1.path": {},
+    "v1.path.step": {},
     "v1.training": {
-        "errors": "catch builtin classes, of which the errors are, or holdfast.HoldfastError",
         "pathways": "use JAX without Pathways",
     },
+    "v1.training.errors": {},
+    "v1.tree": {},
 }
 """What to use instead, by module and name. The page `docs/orbax.md` lists the most used."""
 

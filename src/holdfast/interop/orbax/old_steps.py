@@ -109,14 +109,23 @@ class OldSteps:
     def record_of(self, step: int) -> StepRecord:
         """Return the record of `step`, as a save by this package writes it.
 
+        A damaged item is refused by its own restore, and does not keep others from being read.
+
         Raises:
-            CheckpointDamagedError: A file is missing or damaged; the message names it.
+            CheckpointDamagedError: The metadata of the step, or its one item, is damaged.
             InvalidArgumentError: Orbax cannot be imported.
         """
         from holdfast.interop.orbax import orbax_files
 
         content = self.read_step(step)
-        items = {item.name: orbax_files.read_outline(item) for item in content.items}
+        items: dict[str, ItemRecord] = {}
+        for item in content.items:
+            try:
+                items[item.name] = orbax_files.read_outline(item)
+            except CheckpointDamagedError as error:
+                if len(content.items) == 1:
+                    raise
+                items[item.name] = ItemRecord(kind=item.kind, damage=str(error))
         return StepRecord(
             items=items,
             is_default=[*items] == [DEFAULT_ITEM],
@@ -154,7 +163,11 @@ class OldSteps:
 
     def delete(self, step: int) -> None:
         """Remove the folder of `step`. After a crash it is there whole, or no step any more."""
-        path = self._paths.pop(step)
-        doomed = path.with_name(f"{DELETED}{path.name}")
-        path.rename(doomed)
-        shutil.rmtree(doomed)
+        delete_folder(self._paths.pop(step))
+
+
+def delete_folder(path: Path) -> None:
+    """Remove the folder of a checkpoint. After a crash it is there whole, or none any more."""
+    doomed = path.with_name(f"{DELETED}{path.name}")
+    path.rename(doomed)
+    shutil.rmtree(doomed)

@@ -27,6 +27,8 @@ MANIFEST = "manifest.ocdbt"
 METRICS = "metrics"
 JSON_FILE = "metadata"
 SUCCESS = "commit_success.txt"
+OF_V1 = "orbax.checkpoint"
+"""Marks a checkpoint of Orbax's second interface."""
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +41,7 @@ _KINDS = {
     "JsonCheckpointHandler": "json",
     "JaxRandomKeyCheckpointHandler": "key",
     "NumpyRandomKeyCheckpointHandler": "numpy_random",
+    "PyTreeHandler": "tree",
 }
 
 
@@ -166,6 +169,9 @@ def read_step(step: int, path: Path) -> OrbaxStep:
         folders = {folder.name: folder for folder in sorted(path.iterdir()) if folder.is_dir()}
         names = {*folders, *(name for name, handler in handlers.items() if handler)} - {METRICS}
         items = []
+        # In its second interface a program may remove a checkpointable by removing its folder.
+        if (path / OF_V1).exists():
+            names &= folders.keys()
         for name in sorted(names):
             if name not in folders:
                 raise CheckpointDamagedError(
@@ -185,9 +191,8 @@ def read_step(step: int, path: Path) -> OrbaxStep:
 
 
 def _item(name: str, path: Path, handler: str) -> OrbaxItem:
-    handler = handler.rpartition(".")[2]
     files = {file.name for file in path.iterdir()} - {SUCCESS}
-    kind = _KINDS.get(handler)
+    kind = _KINDS.get(handler.rpartition(".")[2])
     if kind is None and (OF_TREE in files or MANIFEST in files):
         kind = "tree"
     if kind is None and files == {JSON_FILE} and not handler:

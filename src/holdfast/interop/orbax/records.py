@@ -22,13 +22,15 @@ RESERVED = (RECORD, METRICS)
 class ItemRecord:
     """One item: `kind` is `tree`, `array`, `json`, `key`, `numpy_random` or `folder`.
 
-    `handler` names the foreign class of arguments with which a `folder` was saved.
+    `handler` names the foreign class of arguments, or of the handler, with which a `folder` was
+    saved. `damage` is why an item that Orbax wrote cannot be read; it has no outline then.
     """
 
     kind: str
     outline: TreeOutline | None = None
     handler: str | None = None
     custom_metadata: Any = None
+    damage: str | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

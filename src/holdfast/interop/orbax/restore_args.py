@@ -63,7 +63,7 @@ def _of_array(leaf: Any, sharding: Any, set_global_shape: bool, strict: bool) ->
     return ArrayRestoreArgs(dtype=leaf.dtype, sharding=sharding, global_shape=shape, strict=strict)
 
 
-def restore_args_as_placed(target: Any) -> Any:
+def restore_args_as_placed(target: Any, *, strict: bool = True) -> Any:
     """Return the arguments that restore arrays without a sharding in the one they were saved with.
 
     Other leaves are restored as with `construct_restore_args`; types are restored as such values.
@@ -73,8 +73,9 @@ def restore_args_as_placed(target: Any) -> Any:
         if isinstance(leaf, type):
             return RestoreArgs(restore_type=leaf)
         if isinstance(leaf, jax.ShapeDtypeStruct) and leaf.sharding is None:
-            return ArrayRestoreArgs(dtype=leaf.dtype, global_shape=tuple(leaf.shape))
-        arguments: RestoreArgs = construct_restore_args(leaf)
+            shape = tuple(leaf.shape)
+            return ArrayRestoreArgs(dtype=leaf.dtype, global_shape=shape, strict=strict)
+        arguments: RestoreArgs = construct_restore_args(leaf, strict=strict)
         return arguments
 
     return jax.tree_util.tree_map(of_leaf, target)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from types import TracebackType
 from typing import Any
 
+from holdfast.errors import InvalidArgumentError
 from holdfast.interop.orbax.checkpoint_manager import CheckpointManager
 from holdfast.interop.orbax.checkpoint_managers import (
     preservation_policy as preservation_policies,
@@ -17,6 +18,7 @@ from holdfast.interop.orbax.checkpoint_managers import (
     save_decision_policy as save_decision_policies,
 )
 from holdfast.interop.orbax.errors import (
+    ArgumentTypeError,
     CheckpointNotFoundError,
     StepAlreadyExistsError,
     TrainingStepExistsError,
@@ -25,7 +27,8 @@ from holdfast.interop.orbax.options import AsyncOptions, CheckpointManagerOption
 from holdfast.interop.orbax.step import build_step_path, standard_name_format
 from holdfast.interop.orbax.v1 import trees
 from holdfast.interop.orbax.v1.context import Context, current
-from holdfast.interop.orbax.v1.responses import AsyncResponse, completed
+from holdfast.interop.orbax.v1.options import check
+from holdfast.interop.orbax.v1.responses import AsyncResponse, Completions, completed
 from holdfast.interop.orbax.v1.trees import STATE
 
 
@@ -78,9 +81,9 @@ class Checkpointer:
         lightweight_initialize: bool = False,
         logger: Any = None,
     ) -> None:
-        self._context = current(context)
+        self._context = Context(context or current())
+        check(self._context)
         self._names = step_name_format or standard_name_format()
-        asynchronous = self._context.asynchronous
         decide, keep = save_decision_policies, preservation_policies
         often: list[Any] = [
             decide.InitialSavePolicy(),
@@ -93,14 +96,16 @@ class Checkpointer:
             step_name_format=step_name_format,
             cleanup_tmp_directories=cleanup_tmp_directories,
             lightweight_initialize=lightweight_initialize,
-            async_options=AsyncOptions(
-                timeout_secs=asynchronous.timeout_secs,
-                post_finalization_callback=asynchronous.post_finalization_callback,
-            ),
+            async_options=AsyncOptions(timeout_secs=self._context.asynchronous.timeout_secs),
         )
-        self._manager = CheckpointManager(
+        self._manager = self._make_manager(
             directory, options=options, metadata=custom_metadata, logger=logger
         )
+        self._completions = Completions(self._manager.run_directory)
+
+    def _make_manager(self, directory: Any, **arguments: Any) -> CheckpointManager:
+        """Return the manager; for checkpointers with tiers of their own."""
+        return CheckpointManager(directory, **arguments)
 
     def __enter__(self) -> Checkpointer:
         return self
@@ -184,7 +189,7 @@ class Checkpointer:
 
         Args:
             step: The training step.
-            checkpointables: Pytrees, and objects with `get_state` and `set_state`.
+            checkpointables: Pytrees, and objects that a handler takes.
             options: `force`, `overwrite`, `metrics` and `custom_metadata`, as for
                 `save_checkpointables_async`.
 
@@ -214,7 +219,7 @@ class Checkpointer:
 
         Args:
             step: The training step.
-            checkpointables: Pytrees, and objects with `get_state` and `set_state`.
+            checkpointables: Pytrees, and objects that a handler takes.
             force: Save whatever the policy decides.
             overwrite: Replace a checkpoint of the same step, which stays until the new one is
                 durable. It must be the newest; with `force` another one is refused.
@@ -228,7 +233,8 @@ class Checkpointer:
             TrainingStepExistsError: A `FileExistsError`: the step is saved already.
             StepOrderError: A step that is not the newest is to be overwritten.
         """
-        arguments = trees.save_args(checkpointables)
+        context = current(self._context)
+        arguments = trees.save_args(checkpointables, context)
         if step in self._manager.all_steps() and not overwrite:
             raise TrainingStepExistsError(
                 f"save step {step}: it is already saved in {self.directory}; pass "
@@ -241,10 +247,21 @@ class Checkpointer:
             )
         except StepAlreadyExistsError as error:
             raise TrainingStepExistsError(str(error)) from error
-        return AsyncResponse(self._wait) if is_saved else None
+        if not is_saved:
+            return None
+        record = self._manager.step_record(step).encoded()
+
+        def watch(callback: Callable[[], None]) -> None:
+            self._completions.add(step, record, callback)
+
+        callback = context.asynchronous.post_finalization_callback
+        if callback is not None:
+            watch(callback)
+        return AsyncResponse(self._wait, watch)
 
     def _wait(self, timeout: float | None) -> bool:
         self._manager.wait_until_finished(timeout_secs=timeout)
+        self._completions.call_due()
         return True
 
     # Loading.
@@ -268,6 +285,7 @@ class Checkpointer:
             ItemNotFoundError: A `KeyError`: nothing was saved under this name.
             StructureMismatchError: A `ValueError`: it is not as wanted.
         """
+        trees.check_abstract(abstract_state)
         targets = {checkpointable_name: abstract_state}
         return self.load_checkpointables(step, targets)[checkpointable_name]
 
@@ -279,19 +297,11 @@ class Checkpointer:
         Raises:
             CheckpointNotFoundError, ItemNotFoundError, StructureMismatchError: As `load`.
         """
+        context = current(self._context)
         number = self._step(step)
-        targets = abstract_checkpointables
-        if isinstance(targets, trees.CheckpointMetadata):
-            targets = targets.metadata
-        return self._manager.restore_items(
-            number,
-            None
-            if targets is None
-            else {
-                name: trees.restore_args(target, is_part=self._context.pytree.loading.partial_load)
-                for name, target in targets.items()
-            },
-        )
+        targets = trees.targets_of(abstract_checkpointables)
+        arguments = trees.restore_args(self._manager.step_record(number), targets, context)
+        return self._manager.restore_items(number, arguments)
 
     def load_async(self, *args: Any, **options: Any) -> AsyncResponse:
         """Load as `load` does, which has ended when this returns."""
@@ -322,7 +332,11 @@ class Checkpointer:
         return CheckpointMetadata(
             step=number,
             path=build_step_path(self.directory, self._names, number),
-            metadata=trees.abstract_items(record),
+            metadata=trees.abstract_items(
+                record,
+                lambda name: self._manager.item_files(number, name),
+                current(self._context),
+            ),
             metrics=record.metrics,
             init_timestamp_nsecs=nsecs,
             commit_timestamp_nsecs=nsecs,
@@ -340,12 +354,32 @@ class Checkpointer:
 
     # Ending.
 
-    def delete(self, step: int | CheckpointMetadata, *, missing_ok: bool = False) -> bool:
+    def delete(
+        self,
+        step: int | CheckpointMetadata,
+        *,
+        checkpointable_name: str | None = None,
+        missing_ok: bool = False,
+    ) -> bool:
         """Remove a checkpoint; return whether it was there.
+
+        Args:
+            step: The step, or one of `checkpoints`.
+            checkpointable_name: Refused, since a checkpoint does not change.
+            missing_ok: Whether a step that is not there is no error.
 
         Raises:
             CheckpointNotFoundError: It is not there, and `missing_ok` is not set.
+            ArgumentTypeError: A `TypeError`: the step is no int.
         """
+        number = step.step if isinstance(step, CheckpointMetadata) else step
+        if not isinstance(number, int) or isinstance(number, bool):
+            raise ArgumentTypeError(f"delete: expected a step, found {step!r}")
+        if number < 0 or checkpointable_name is not None:
+            raise InvalidArgumentError(
+                f"delete step {number}: expected a step from 0 and no checkpointable_name, found "
+                f"{checkpointable_name!r}: a checkpoint does not change; delete all of it"
+            )
         try:
             self._manager.delete(self._step(step))
         except CheckpointNotFoundError:
@@ -354,17 +388,34 @@ class Checkpointer:
             raise
         return True
 
+    def delete_async(self, step: int | CheckpointMetadata, **options: Any) -> AsyncResponse:
+        """Remove as `delete` does, which has ended when this returns."""
+        return completed(self.delete(step, **options))
+
+    def cancel(self, step: int | CheckpointMetadata | None = None) -> None:
+        """Refuse: a save that was accepted becomes durable.
+
+        Raises:
+            InvalidArgumentError: Always.
+        """
+        raise InvalidArgumentError(
+            f"cancel step {step}: a save that was accepted becomes durable; delete the step then"
+        )
+
     def is_saving_in_progress(self) -> bool:
         """Return whether a save is not durable yet."""
         return self._manager.is_saving_in_progress()
 
     def wait(self) -> None:
         """Wait until all saves are durable."""
-        self._manager.wait_until_finished()
+        self._wait(None)
 
     def close(self) -> None:
-        """Wait until all saves are durable, and release the run."""
-        self._manager.close()
+        """Wait until all saves are durable, call what waits for that, and release the run."""
+        try:
+            self._manager.close()
+        finally:
+            self._completions.end()
 
     save_pytree, save_pytree_async = save, save_async
     load_pytree, load_pytree_async = load, load_async

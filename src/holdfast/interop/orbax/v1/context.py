@@ -4,75 +4,93 @@ from __future__ import annotations
 
 import contextvars
 import copy
-from collections.abc import Callable
+import dataclasses
+from collections.abc import Iterator
 from types import TracebackType
 from typing import Any
 
 from holdfast.errors import InvalidArgumentError
+from holdfast.interop.orbax.v1 import options
+from holdfast.interop.orbax.v1.errors import FrozenContextError
+from holdfast.interop.orbax.v1.options import CheckpointLayout, OptionGroup, frozen_ids
 
-
-class OptionGroup:
-    """Options by name: the ones that Holdfast can honour, and no others.
-
-    Raises:
-        InvalidArgumentError: Another one is set.
-    """
-
-    def __init__(self, name: str, **options: Any) -> None:
-        self.__dict__.update(options)
-        self.__dict__["_name"] = name
-
-    def __getattr__(self, name: str) -> Any:
-        raise AttributeError(f"Context.{self.__dict__.get('_name')}.{name}: not supported")
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name not in self.__dict__:
-            names = [key for key in self.__dict__ if not key.startswith("_")]
-            raise InvalidArgumentError(
-                f"Context.{self.__dict__['_name']}.{name}: not supported; "
-                + (f"there are {', '.join(names)}" if names else "none of this group are")
-            )
-        self.__dict__[name] = value
+GROUPS: dict[str, tuple[str, type[OptionGroup]]] = {
+    "pytree": ("pytree_options", options.PyTreeOptions),
+    "array": ("array_options", options.ArrayOptions),
+    "asynchronous": ("async_options", options.AsyncOptions),
+    "multiprocessing": ("multiprocessing_options", options.MultiprocessingOptions),
+    "file": ("file_options", options.FileOptions),
+    "checkpointables": ("checkpointables_options", options.CheckpointablesOptions),
+    "pathways": ("pathways_options", options.PathwaysOptions),
+    "deletion": ("deletion_options", options.DeletionOptions),
+    "memory": ("memory_options", options.MemoryOptions),
+    "safetensors": ("safetensors_options", options.SafetensorsOptions),
+    "atomicity": ("atomicity_options", options.AtomicityOptions),
+}
+"""The groups of options, with the argument and the class of each."""
+LAYOUT = "checkpoint_layout"
 
 
 class Context:
     """The options of the calls in its `with` block, and of managers that are given it.
 
+    They are set as attributes, as `context.pytree.loading.partial_load = True`, until a `with`
+    block begins. Another thread has no context of this one.
+
     Args:
         context: Another one, whose options are copied.
+        given: Whole groups by the names of Orbax's arguments (`array_options=...`), and
+            `checkpoint_layout`.
 
-    Attributes:
-        pytree: `pytree.loading.partial_load`: whether a tree to load may lack leaves.
-        asynchronous: `timeout_secs` and `post_finalization_callback` of saves.
+    Raises:
+        InvalidArgumentError: There is no such group.
     """
 
-    def __init__(self, context: Context | None = None, **options: Any) -> None:
-        if options:
-            raise InvalidArgumentError(
-                f"Context({next(iter(options))}=...): not supported; set the options of the "
-                "context, as context.pytree.loading.partial_load = True"
-            )
-        if context is not None:
-            self.__dict__.update(copy.deepcopy(context.__dict__))
-            return
-        never: Callable[[], None] | None = None
-        self.__dict__.update(
-            pytree=OptionGroup("pytree", loading=OptionGroup("pytree.loading", partial_load=False)),
-            asynchronous=OptionGroup(
-                "asynchronous", timeout_secs=1200, post_finalization_callback=never
-            ),
-        )
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        raise InvalidArgumentError(
-            f"Context.{name}: not supported; there are {', '.join(self.__dict__)}"
-        )
+    def __init__(self, context: Context | None = None, **given: Any) -> None:
+        arguments = {argument: name for name, (argument, _) in GROUPS.items()}
+        for argument, value in given.items():
+            if argument not in arguments and argument != LAYOUT:
+                raise InvalidArgumentError(
+                    f"Context({argument}=...): not supported; there are "
+                    f"{', '.join([*arguments, LAYOUT])}"
+                )
+            kind = OptionGroup if argument == LAYOUT else GROUPS[arguments[argument]][1]
+            if argument != LAYOUT and value is not None and not isinstance(value, kind):
+                raise InvalidArgumentError(
+                    f"Context({argument}=...): expected {kind.__name__}, found {value!r}"
+                )
+        groups: dict[str, OptionGroup] = {}
+        for name, (argument, kind) in GROUPS.items():
+            group = given.get(argument) or (context.groups[name] if context else None)
+            groups[name] = kind() if group is None else copy.deepcopy(group)
+        layout = given.get(LAYOUT) or (context.checkpoint_layout if context else "orbax")
+        self.__dict__.update(groups=groups, checkpoint_layout=_layout(layout))
 
     def __getattr__(self, name: str) -> Any:
-        raise AttributeError(f"Context.{name}: not supported; there are {', '.join(self.__dict__)}")
+        groups = self.__dict__.get("groups", {})
+        for group, (argument, _) in GROUPS.items():
+            if name in (group, argument) and group in groups:
+                return groups[group]
+        raise AttributeError(f"Context.{name}: not supported; there are {', '.join(GROUPS)}")
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if id(self) in frozen_ids.get():
+            raise FrozenContextError(
+                f"Context.{name}: the context is in use; set its options before the with block"
+            )
+        if name != LAYOUT:
+            raise InvalidArgumentError(
+                f"Context.{name}: not supported; set the options of {', '.join(GROUPS)}, or "
+                f"{LAYOUT}"
+            )
+        self.__dict__[name] = _layout(value)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Context:
+        return Context(self)
 
     def __enter__(self) -> Context:
-        _entered.set((*_entered.get(), self))
+        ids = frozen_ids.set(frozen_ids.get() | frozenset(_ids(self)))
+        _entered.set((*_entered.get(), (self, ids)))
         return self
 
     def __exit__(
@@ -81,17 +99,44 @@ class Context:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        _entered.set(_entered.get()[:-1])
+        *outer, (_, ids) = _entered.get()
+        _entered.set(tuple(outer))
+        frozen_ids.reset(ids)
 
 
-_entered: contextvars.ContextVar[tuple[Context, ...]] = contextvars.ContextVar(
+_entered: contextvars.ContextVar[tuple[tuple[Context, Any], ...]] = contextvars.ContextVar(
     "holdfast_orbax_contexts", default=()
 )
 
 
-def current(given: Context | None = None) -> Context:
-    """Return the context `given`, else the innermost `with` block's, else the defaults."""
-    if given is not None:
-        return given
+def _layout(given: Any) -> CheckpointLayout:
+    value = getattr(given, "value", given)
+    try:
+        return CheckpointLayout(value)
+    except ValueError as error:
+        raise InvalidArgumentError(
+            f"Context.{LAYOUT}: expected one of "
+            f"{', '.join(layout.value for layout in CheckpointLayout)}, found {given!r}"
+        ) from error
+
+
+def _ids(context: Context) -> Iterator[int]:
+    yield id(context)
+    pending: list[Any] = list(context.groups.values())
+    while pending:
+        group = pending.pop()
+        yield id(group)
+        values = (getattr(group, field.name) for field in dataclasses.fields(group))
+        pending += [value for value in values if isinstance(value, OptionGroup)]
+
+
+def current(default: Context | None = None) -> Context:
+    """Return the innermost `with` block's context, else `default`, else that of no options.
+
+    Raises:
+        InvalidArgumentError: One of its options cannot be honoured.
+    """
     entered = _entered.get()
-    return entered[-1] if entered else Context()
+    context = entered[-1][0] if entered else default or Context()
+    options.check(context)
+    return context

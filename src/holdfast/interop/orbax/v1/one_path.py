@@ -1,23 +1,32 @@
-"""Save and load one checkpoint at one path: `ocp.save_pytree`, `ocp.load_pytree` and their kin."""
+"""Save and load one checkpoint at one path: `ocp.save`, `ocp.load` and their kin.
+
+A path is a checkpoint of Holdfast or of Orbax, a step in the directory of a manager, or, if the
+context's layout says so, safetensors files.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from holdfast.interop.orbax import handlers
+import jax
+
+from holdfast.errors import InvalidArgumentError
+from holdfast.interop.orbax import handlers as ocp_handlers
 from holdfast.interop.orbax import metadata as metadata_of
+from holdfast.interop.orbax.checkpoint_manager import CheckpointManager
 from holdfast.interop.orbax.checkpointers import Checkpointer, Located, located
-from holdfast.interop.orbax.errors import (
-    CheckpointNotFoundError,
-    ItemNotFoundError,
-    NoCheckpointAtPathError,
-)
+from holdfast.interop.orbax.errors import ArgumentTypeError, CheckpointNotFoundError
+from holdfast.interop.orbax.old_steps import delete_folder
+from holdfast.interop.orbax.orbax_directory import is_checkpoint
 from holdfast.interop.orbax.paths import path_of
-from holdfast.interop.orbax.v1 import trees
-from holdfast.interop.orbax.v1.context import current
+from holdfast.interop.orbax.v1 import safetensors_files, trees
+from holdfast.interop.orbax.v1.context import Context, current
+from holdfast.interop.orbax.v1.errors import InvalidLayoutError, UnsupportedLayoutError
+from holdfast.interop.orbax.v1.options import CheckpointLayout
 from holdfast.interop.orbax.v1.responses import AsyncResponse, completed
 from holdfast.interop.orbax.v1.trees import AUTO, STATE, CheckpointMetadata
 
@@ -37,6 +46,7 @@ def save(
     Raises:
         InvalidArgumentError: A `ValueError`: the path exists, or the tree cannot be saved.
     """
+    trees.check_state(state)
     save_checkpointables(
         path, {checkpointable_name: state}, overwrite=overwrite, custom_metadata=custom_metadata
     )
@@ -53,14 +63,19 @@ def save_checkpointables(
 
     Raises:
         InvalidArgumentError: A `ValueError`: the path exists, or one cannot be saved.
+        NoEntryError: A `KeyError`: no handler takes one.
     """
-    with Checkpointer(handlers.CompositeCheckpointHandler()) as checkpointer:
-        checkpointer.save(
-            path,
-            args=trees.save_args(checkpointables),
-            force=overwrite,
-            custom_metadata=custom_metadata,
+    context = current()
+    if context.checkpoint_layout is CheckpointLayout.SAFETENSORS:
+        raise UnsupportedLayoutError(
+            "save: safetensors files are only loaded; write them with holdfast export --hf"
         )
+    arguments = trees.save_args(checkpointables, context)
+    with Checkpointer(ocp_handlers.CompositeCheckpointHandler()) as checkpointer:
+        checkpointer.save(path, args=arguments, force=overwrite, custom_metadata=custom_metadata)
+    callback = context.asynchronous.post_finalization_callback
+    if callback is not None:
+        callback()
 
 
 def save_async(path: PathLike, state: Any, **options: Any) -> AsyncResponse:
@@ -85,36 +100,43 @@ def load(
     Args:
         path: The checkpoint, or a step in the directory of a manager.
         abstract_state: Shapes, dtypes, shardings and types of values; None loads it as saved.
-        checkpointable_name: The name it was saved under; else the tree that there is.
+        checkpointable_name: The name it was saved under; None: it has none; else the tree that
+            there is.
 
     Raises:
-        NoCheckpointAtPathError: A `ValueError`: there is no checkpoint.
-        ItemNotFoundError: A `KeyError`: there is none of this name.
+        InvalidLayoutError: A `ValueError`: there is no checkpoint, or no tree of this name.
         StructureMismatchError: A `ValueError`: it is not as wanted.
+        ArgumentTypeError: A `TypeError`: a leaf of `abstract_state` cannot be loaded.
     """
+    trees.check_loaded_name(checkpointable_name)
+    trees.check_abstract(abstract_state)
+    context = current()
+    files = _safetensors(path, context)
+    if files is not None:
+        return files.load(abstract_state)
     place = _located(path)
     record = place.reader.step_record(place.step)
-    name = place.item or trees.tree_name(record, checkpointable_name)
-    is_part = current().pytree.loading.partial_load
-    targets = {name: trees.restore_args(abstract_state, is_part=is_part)}
+    name = place.item or trees.tree_name(record, checkpointable_name, path)
+    targets = trees.restore_args(record, {name: abstract_state}, context)
     return place.reader.restore(place.step, targets)[name]
 
 
 def load_checkpointables(path: PathLike, abstract_checkpointables: Any = None) -> dict[str, Any]:
-    """Load checkpointables by name: those asked for, or all pytrees as they were saved.
+    """Load checkpointables by name: those asked for, or all as they were saved.
 
     Raises:
-        NoCheckpointAtPathError, ItemNotFoundError, StructureMismatchError: As `load`.
+        InvalidLayoutError: A `ValueError`: there is no checkpoint.
+        ItemNotFoundError, NoEntryError: A `KeyError`: there is none of a name, or no handler.
+        StructureMismatchError: As `load`.
     """
+    context = current()
+    targets = trees.targets_of(abstract_checkpointables)
+    files = _safetensors(path, context)
+    if files is not None:
+        return {STATE: files.load((targets or {}).get(STATE))}
     place = _located(path)
-    if isinstance(abstract_checkpointables, CheckpointMetadata):
-        abstract_checkpointables = abstract_checkpointables.metadata
-    targets = abstract_checkpointables
-    if targets is None:
-        targets = dict.fromkeys(place.reader.step_record(place.step).items)
-    is_part = current().pytree.loading.partial_load
-    args = {name: trees.restore_args(target, is_part=is_part) for name, target in targets.items()}
-    return place.reader.restore(place.step, args)
+    record = place.reader.step_record(place.step)
+    return place.reader.restore(place.step, trees.restore_args(record, targets, context))
 
 
 def load_async(path: PathLike, abstract_state: Any = None, **options: Any) -> AsyncResponse:
@@ -133,42 +155,42 @@ def metadata(path: PathLike, checkpointable_name: str | None = AUTO) -> Checkpoi
     """Return the metadata of a pytree, which `load` takes as `abstract_state`.
 
     Raises:
-        NoCheckpointAtPathError: A `ValueError`: there is no checkpoint.
-        ItemNotFoundError: A `KeyError`: there is none of this name.
+        InvalidLayoutError: A `ValueError`: there is no checkpoint, or no tree of this name.
     """
+    trees.check_loaded_name(checkpointable_name)
+    files = _safetensors(path, current())
+    if files is not None:
+        tree, custom_metadata = files.metadata()
+        return CheckpointMetadata(path=_shown(path), metadata=tree, custom_metadata=custom_metadata)
     overview = checkpointables_metadata(path)
-    located_at = _located(path)
-    record = located_at.reader.step_record(located_at.step)
-    name = located_at.item or trees.tree_name(record, checkpointable_name)
-    if name not in overview.metadata:
-        raise ItemNotFoundError(
-            f"metadata {path}: expected {name!r}, found {', '.join(overview.metadata)}"
-        )
-    return _replaced(overview, overview.metadata[name])
-
-
-def _replaced(found: CheckpointMetadata, tree: Any) -> CheckpointMetadata:
-    return CheckpointMetadata(
-        path=found.path,
-        metadata=tree,
-        init_timestamp_nsecs=found.init_timestamp_nsecs,
-        commit_timestamp_nsecs=found.commit_timestamp_nsecs,
-        custom_metadata=found.custom_metadata,
-    )
+    place = _located(path)
+    record = place.reader.step_record(place.step)
+    name = place.item or trees.tree_name(record, checkpointable_name, path)
+    return dataclasses.replace(overview, metadata=overview.metadata[name])
 
 
 def checkpointables_metadata(path: PathLike) -> CheckpointMetadata:
     """Return the metadata of all checkpointables, by name.
 
     Raises:
-        NoCheckpointAtPathError: A `ValueError`: there is no checkpoint.
+        InvalidLayoutError: A `ValueError`: there is no checkpoint.
     """
+    context = current()
+    files = _safetensors(path, context)
+    if files is not None:
+        tree, custom_metadata = files.metadata()
+        return CheckpointMetadata(
+            path=_shown(path), metadata={STATE: tree}, custom_metadata=custom_metadata
+        )
     place = _located(path)
     record = place.reader.step_record(place.step)
     described = metadata_of.of_step(record, None)
+    items = trees.abstract_items(
+        record, lambda name: place.reader.item_files(place.step, name), context
+    )
     return CheckpointMetadata(
-        path=path_of(Path(os.fspath(path))),
-        metadata=trees.abstract_items(record),
+        path=_shown(path),
+        metadata=items,
         init_timestamp_nsecs=described.init_timestamp_nsecs,
         commit_timestamp_nsecs=described.commit_timestamp_nsecs,
         custom_metadata=described.custom_metadata,
@@ -179,13 +201,93 @@ def is_orbax_checkpoint(path: PathLike) -> bool:
     """Return whether there is a checkpoint at a path that `load` can read."""
     try:
         _located(path)
-    except NoCheckpointAtPathError:
+    except InvalidLayoutError:
         return False
     return True
+
+
+def delete(
+    path: PathLike, *, checkpointable_name: str | None = None, missing_ok: bool = False
+) -> bool:
+    """Remove the checkpoint at a path, also one that Orbax wrote.
+
+    Args:
+        path: The checkpoint, or a step in the directory of a manager.
+        checkpointable_name: Refused, since a checkpoint does not change.
+        missing_ok: Whether a path without anything is no error.
+
+    Returns:
+        Whether it was there.
+
+    Raises:
+        CheckpointNotFoundError: A `FileNotFoundError`: there is nothing at the path.
+        InvalidLayoutError: A `ValueError`: there is no checkpoint.
+    """
+    if not isinstance(missing_ok, bool):
+        raise ArgumentTypeError(f"delete {path}: expected a bool missing_ok, found {missing_ok!r}")
+    context = current()
+    if context.deletion.gcs_deletion_options.todelete_full_path is not None:
+        raise InvalidArgumentError(
+            f"delete {path}: todelete_full_path is for buckets; leave it out"
+        )
+    folder = Path(os.path.abspath(os.fspath(path)))
+    try:
+        place = _located(path)
+    except InvalidLayoutError:
+        if os.path.lexists(folder):
+            raise
+        if missing_ok:
+            return False
+        raise CheckpointNotFoundError(f"delete {path}: there is no checkpoint") from None
+    if checkpointable_name is not None:
+        raise InvalidArgumentError(
+            f"delete {path}: a checkpointable ({checkpointable_name!r}) cannot be removed from a "
+            "checkpoint, which is immutable; save what is to stay to a new path"
+        )
+    if place.item is not None:
+        raise InvalidLayoutError(
+            f"delete {path}: it is one checkpointable; give the path of the checkpoint"
+        )
+    _remove(folder, place)
+    return True
+
+
+def _remove(folder: Path, place: Located) -> None:
+    is_alone = place.reader.directory == folder or is_checkpoint(folder)
+    if is_alone:
+        if jax.process_index() == 0:
+            delete_folder(folder)
+        return
+    with CheckpointManager(folder.parent) as manager:
+        manager.delete(place.step)
+
+
+def delete_async(path: PathLike, **options: Any) -> AsyncResponse:
+    """Remove as `delete` does, which has ended when this returns."""
+    return completed(delete(path, **options))
+
+
+def _shown(path: PathLike) -> Any:
+    given = current().file.path_class
+    return path_of(Path(os.fspath(path))) if given is None else given(os.fspath(path))
 
 
 def _located(path: PathLike) -> Located:
     try:
         return located(Path(os.path.abspath(os.fspath(path))))
     except CheckpointNotFoundError as error:
-        raise NoCheckpointAtPathError(f"load {path}: there is no checkpoint") from error
+        raise InvalidLayoutError(f"load {path}: there is no checkpoint") from error
+
+
+def _safetensors(path: PathLike, context: Context) -> safetensors_files.SafetensorsFiles | None:
+    """Return the safetensors files at a path, if the context's layout means them.
+
+    Raises:
+        InvalidLayoutError: It does, and there are none.
+    """
+    layout = context.checkpoint_layout
+    if layout is CheckpointLayout.ORBAX:
+        return None
+    if layout is CheckpointLayout.AUTO and is_orbax_checkpoint(path):
+        return None
+    return safetensors_files.SafetensorsFiles(Path(os.path.abspath(os.fspath(path))))
