@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from holdfast.trainer.options import ProcessHooks as ProcessHooks
     from holdfast.trainer.options import RamTier as RamTier
     from holdfast.trainer.options import RemoteTier as RemoteTier
+    from holdfast.trainer.options import ReplicaCheck as ReplicaCheck
     from holdfast.trainer.restore.restoring import RestoreReport as RestoreReport
     from holdfast.trainer.run import Run as Run
     from holdfast.trainer.run import open_run as open_run
@@ -48,6 +49,7 @@ __all__ = [
     "ProcessHooks",
     "RamTier",
     "RemoteTier",
+    "ReplicaCheck",
     "RestoreReport",
     "ReusedMetadata",
     "Run",
@@ -71,6 +73,7 @@ _PLACES = {
     "ProcessHooks": "trainer.options",
     "RamTier": "trainer.options",
     "RemoteTier": "trainer.options",
+    "ReplicaCheck": "trainer.options",
     "RestoreReport": "trainer.restore.restoring",
     "ReusedMetadata": "engine.reading.metadata",
     "Run": "trainer.run",

@@ -13,6 +13,9 @@ import numpy as np
 import pytest
 
 import holdfast
+from holdfast.observe.events.reader import read_events
+from holdfast.observe.events.schema import ReplicasDiffer
+from holdfast.observe.replica_differences import last_difference
 from tests.hosts import Host, wait_until
 from tests.trainer.job import has_copies, lose, some_hosts
 from tests.trainer.test_processes import free_address
@@ -45,6 +48,32 @@ def test_a_job_under_torchrun_goes_on_with_another_number_of_processes(
     found = holdfast.open_run(tmp_path / "run").restore()
     for name in ("rows", "columns", "copies"):
         assert np.array_equal(found[name], np.arange(30, dtype=np.float32).reshape(10, 3))
+
+
+def test_the_rank_whose_replica_changes_is_named(one_host: Host, tmp_path: Path) -> None:
+    command = [
+        *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=3"),
+        *("-m", "tests.adapt.torch_differing_job", str(tmp_path / "run")),
+    ]
+    done = subprocess.run(
+        command,
+        env=one_host.environment,
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stderr
+    found = read_events(tmp_path / "run", ReplicasDiffer)
+    assert [(event.step, event.rank, event.owner) for event in found] == [(1, 1, 0)]
+    difference = last_difference(found)
+    assert difference is not None
+    assert difference.alone == 1
+    assert difference.array == "optimizer/state/0/exp_avg"
+    assert "replicas differ at step 1: optimizer/state/0/exp_avg on rank 1" in done.stderr
+    status = [sys.executable, "-m", "holdfast", "status", str(tmp_path / "run")]
+    shown = subprocess.run(status, env=one_host.environment, capture_output=True, text=True)
+    assert f"replicas differ: {difference.text}" in " ".join(shown.stdout.split())
 
 
 @pytest.mark.soak

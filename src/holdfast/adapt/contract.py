@@ -21,13 +21,17 @@ Mark = weakref.ReferenceType[Any] | None
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArrayOutline:
-    """One array of a state, without its bytes."""
+    """One array of a state, without its bytes.
+
+    `is_everywhere`: each process has an array of its own there, all assumed to be equal.
+    """
 
     path: Path
     placement: Placement
     prng_impl: str | None
     scalar: bool
     weak_type: bool = False
+    is_everywhere: bool = False
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)

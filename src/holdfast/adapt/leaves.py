@@ -250,7 +250,9 @@ def _numpy_outline(leaf: np.ndarray | np.generic, path: Path) -> ArrayOutline:
         holders=((0,),),
     )
     scalar = isinstance(leaf, np.generic)
-    return ArrayOutline(path=path, placement=placed, prng_impl=None, scalar=scalar)
+    return ArrayOutline(
+        path=path, placement=placed, prng_impl=None, scalar=scalar, is_everywhere=True
+    )
 
 
 class SavedValues:

@@ -26,7 +26,8 @@ from holdfast.host.wire.agents_here import (
 )
 from holdfast.local_agent.place import is_locked
 from holdfast.observe.events.reader import read_events
-from holdfast.observe.events.schema import CommandEnded
+from holdfast.observe.events.schema import CommandEnded, ReplicasDiffer
+from holdfast.observe.replica_differences import ReplicaDifference, last_difference
 from holdfast.observe.reports.goodput import command_end
 from holdfast.observe.reports.model import CommandEnd
 from holdfast.observe.reports.words import END_WORDS, decision_text
@@ -50,7 +51,8 @@ def status(directory: str | None, as_json: bool) -> None:
     """Show the agents on this host, or those of the run in DIR.
 
     For each agent it prints the run and the process, the attached trainers, the checkpoints it
-    holds, and when it ends. With DIR it also prints how the command of `holdfast run` ended last.
+    holds, and when it ends. With DIR it also prints how the command of `holdfast run` ended last,
+    and which replicas differed last.
     For a run on several hosts it also prints the hosts and their agents,
     what each of them holds, and how many lost hosts the run would survive now. Without DIR it also
     shows the agent that holds whole files in RAM.
@@ -74,10 +76,12 @@ def status(directory: str | None, as_json: bool) -> None:
         )
     left = _left_behind(run_id, answering)
     last_end = _last_end(run) if run is not None else None
+    difference = _difference(run) if run is not None else None
     if as_json:
         output.print_json(
             {
                 "last_end": last_end,
+                "replicas_differ": difference.document if difference is not None else None,
                 "agents": [msgspec.to_builtins(agent) for agent in agents],
                 "runs": [
                     {"run": entry.run, "run_id": entry.run_id, **msgspec.to_builtins(entry.job)}
@@ -100,6 +104,8 @@ def status(directory: str | None, as_json: bool) -> None:
         _print(agent)
     if last_end is not None:
         output.print_line(_end_text(last_end))
+    if difference is not None:
+        output.print_line(f"replicas differ: {difference.text}")
     for tier in left:
         output.print_line(
             f"{tier.folder}: {size_text(tier.ram_bytes)} of RAM and no agent; the next start of "
@@ -115,6 +121,10 @@ def _last_end(run: ReadableRun) -> CommandEnd | None:
     """Return how the command of a `holdfast run` ended last; None: it did not, or had finished."""
     ends = read_events(run.location.folder, CommandEnded)
     return command_end(ends[-1]) if ends else None
+
+
+def _difference(run: ReadableRun) -> ReplicaDifference | None:
+    return last_difference(read_events(run.location.folder, ReplicasDiffer))
 
 
 def _end_text(end: CommandEnd) -> str:

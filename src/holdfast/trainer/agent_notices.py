@@ -17,6 +17,7 @@ from holdfast.host.wire import protocol
 from holdfast.trainer.opening.agent_session import AgentSession
 from holdfast.trainer.restore.restore_votes import Votes
 from holdfast.trainer.save.progress import STOPPED_BY, Progress
+from holdfast.trainer.save.replica_checks import ReplicaChecks
 from holdfast.trainer.save.saver import Saver
 from holdfast.trainer.save.user_policies import UserPolicyThread
 
@@ -31,6 +32,7 @@ class AgentNotices:
     progress: Progress
     votes: Votes
     saver: Saver
+    checks: ReplicaChecks
     own: UserPolicyThread | None
     show: Callable[[str], None]
 
@@ -49,6 +51,9 @@ class AgentNotices:
         elif notice.kind == "unknown" and notice.id is not None:
             self._report_unknown(notice.id)
         else:
+            if notice.kind == "committed" and notice.id is not None:
+                # Before the wait for the save ends, so that `close` compares the last one too.
+                self.checks.committed(notice.id)
             self.progress.notice(notice)
             if notice.id is not None:
                 self.saver.get_ready()

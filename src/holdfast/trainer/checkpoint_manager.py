@@ -31,7 +31,14 @@ from holdfast.policy.preservation_policy import LatestN, PreservationPolicy
 from holdfast.policy.save_decision_policy import ContinuousCheckpointingPolicy, SaveDecisionPolicy
 from holdfast.trainer import arguments, options
 from holdfast.trainer.job_process import JobProcess
-from holdfast.trainer.options import HostNetwork, Options, ProcessHooks, RamTier, RemoteTier
+from holdfast.trainer.options import (
+    HostNetwork,
+    Options,
+    ProcessHooks,
+    RamTier,
+    RemoteTier,
+    ReplicaCheck,
+)
 from holdfast.trainer.parts import open_parts
 from holdfast.trainer.process import terminal
 from holdfast.trainer.process.progress_bar import closing_state, progress_bar
@@ -66,6 +73,7 @@ class CheckpointManager:
             training goes on; `wait_until_finished` and `close` raise it if nothing newer is safe.
         guard: Judges the loss. Checkpoints for which it vouches are kept for `rewind`, beside those
             that the preservation policy keeps (docs/guard.md).
+        replicas: Compares what several ranks hold (docs/replicas.md). None: nothing is compared.
         process: What is installed in this process: handlers of signals, log lines, fork hooks.
         framework: `jax`, `torch` or `numpy`, or a `holdfast.torch.TorchFramework`, which has
             options. None: the one that the program uses, else NumPy, which is for jobs of one
@@ -100,6 +108,7 @@ class CheckpointManager:
         takeover: bool = False,
         on_save_failure: options.OnSaveFailure = "raise",
         guard: LossGuard | None = None,
+        replicas: ReplicaCheck | None = None,
         process: ProcessHooks = ProcessHooks(),  # noqa: B008 - frozen too
         framework: str | Framework | None = None,
     ) -> None:
@@ -115,6 +124,7 @@ class CheckpointManager:
             process=process,
             on_save_failure=options.save_failure_mode(on_save_failure),
             guard=guard,
+            replicas=replicas,
         )
         self.last_restore = None
         self._error: BaseException | None = None

@@ -152,6 +152,7 @@ class DueSaves:
                 is_durable_due=due.durable,
                 is_by_step=due.is_by_step,
                 copies=self.planner.copies,
+                compared=self.planner.next_compared() if due.durable else (),
                 asked_secs=asked_secs,
             )
         )

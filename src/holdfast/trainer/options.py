@@ -20,10 +20,8 @@ from holdfast.host.wire.config import LINGER_SECS
 from holdfast.host.wire.protocol import MetricsAddress, RemoteRequest, TierPolicies
 from holdfast.peers.config import LOOPBACK, PeerConfig
 from holdfast.peers.tls import PeerTls
-from holdfast.policy import (
-    preservation_evaluation,
-    save_evaluation,
-)
+from holdfast.policy import arguments as policy_arguments
+from holdfast.policy import preservation_evaluation, save_evaluation
 from holdfast.policy.loss_guard import LossGuard
 from holdfast.policy.preservation_policy import LatestN, PreservationPolicy
 from holdfast.policy.save_decision_policy import (
@@ -257,6 +255,43 @@ def save_failure_mode(given: object) -> OnSaveFailure:
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaCheck:
+    """Compare what several ranks hold, such as the parameters of data-parallel replicas.
+
+    At each save to the durable tier, every rank digests a share of what it holds of other ranks'
+    parts, another one each time, and compares it with what they have saved. See docs/replicas.md.
+
+    Args:
+        share: The share that is compared at each save. All is compared within 1 / `share` saves.
+        on_difference: `warn`: a difference is logged, and an event. `raise`: the next `save` on the
+            rank that found it raises it too.
+        may_differ: Path prefixes of arrays that may differ between ranks.
+
+    Raises:
+        InvalidArgumentError: An argument has the wrong type or is out of range.
+    """
+
+    share: float = 0.05
+    on_difference: Literal["warn", "raise"] = "warn"
+    may_differ: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        policy_arguments.share("ReplicaCheck", "share", self.share)
+        if self.on_difference not in ("warn", "raise"):
+            raise InvalidArgumentError(
+                "ReplicaCheck(on_difference=...): expected 'warn' or 'raise', found "
+                f"{self.on_difference!r}"
+            )
+        if isinstance(self.may_differ, str) or not all(
+            isinstance(prefix, str) for prefix in self.may_differ
+        ):
+            raise InvalidArgumentError(
+                f"ReplicaCheck(may_differ=...): expected a list of path prefixes, found "
+                f"{self.may_differ!r}"
+            )
+
+
 class SkipsSteps(Protocol):
     """An order of samples that can leave out those of some steps, as `holdfast.data.Order`."""
 
@@ -278,6 +313,7 @@ class Options:
     process: ProcessHooks = field(default_factory=ProcessHooks)
     on_save_failure: OnSaveFailure = "raise"
     guard: LossGuard | None = None
+    replicas: ReplicaCheck | None = None
     saves_each_due: bool = False
     """Whether a save that a policy asks for by its step waits for room; else it is skipped."""
 

@@ -12,6 +12,7 @@ import os
 from dataclasses import dataclass
 
 from holdfast import waits
+from holdfast.clock import Clock
 from holdfast.host.wire import protocol
 from holdfast.observe.events.schema import ManagerOpened
 from holdfast.observe.run_status import JobStatus
@@ -37,6 +38,7 @@ from holdfast.trainer.restores import Restores
 from holdfast.trainer.save.overhead import OverheadMeter, meter_for
 from holdfast.trainer.save.patience import Patience
 from holdfast.trainer.save.progress import Progress
+from holdfast.trainer.save.replica_checks import ReplicaChecks
 from holdfast.trainer.save.save_schedule import SaveSchedule
 from holdfast.trainer.save.saver import Saver
 from holdfast.trainer.save.user_policies import UserPolicyThread, user_policies
@@ -138,8 +140,12 @@ def _construct(joined: _Joined, lifetime: Lifetime, options: Options) -> Manager
     processes, clock, steps = process.processes, process.clock, joined.steps
     job, session, progress = held.job, held.session, held.progress
     meter = meter_for(options)
-    planner = Planner(run.run_id, processes.rank, processes.count, job.replicas)
-    saver = held.saver = Saver(session, run.durable, progress, clock)
+    replicas, rank = options.replicas, processes.rank
+    planner = Planner(run.run_id, rank, processes.count, job.replicas, replicas)
+    is_raising = replicas is not None and replicas.on_difference == "raise"
+    fail = progress.report_error if is_raising else None
+    checks = ReplicaChecks(rank, run.durable, session.report_event, fail)
+    saver = held.saver = Saver(session, run.durable, progress, clock, checks)
     votes.read_together(job, session)
     views = RunViews(job, session, clock)
     position = Position(session=session, steps=steps, progress=progress, saver=saver, views=views)
@@ -164,21 +170,17 @@ def _construct(joined: _Joined, lifetime: Lifetime, options: Options) -> Manager
     patience = Patience(session, progress, steps, clock, host_count=job.attach.host_count)
     held.signals = process.signals
     process.signals.install()
-    own: UserPolicyThread | None = None
-    policies = user_policies(options, processes.rank, views.load)
-    if policies.is_any:
-        own = held.own = UserPolicyThread(
-            policies,
-            session,
-            clock,
-            lambda: steps.last,
-            lambda: (progress.outstanding() > 0, due_saves.is_stopping_alone()),
-            progress.report_error,
-        )
+    own = held.own = _policy_thread(options, position, due_saves, clock)
     wait = TrainingWait(session, clock)
     held.end_watch = process.framework.watch_compilations(wait.add_compilation)
     notices = AgentNotices(
-        session=session, progress=progress, votes=votes, saver=saver, own=own, show=process.show
+        session=session,
+        progress=progress,
+        votes=votes,
+        saver=saver,
+        checks=checks,
+        own=own,
+        show=process.show,
     )
     session.start_watching(progress.pending, notices.on_notice, notices.report_again)
     return ManagerParts(
@@ -193,6 +195,24 @@ def _construct(joined: _Joined, lifetime: Lifetime, options: Options) -> Manager
         wait=wait,
         meter=meter,
         own=own,
+    )
+
+
+def _policy_thread(
+    options: Options, position: Position, due_saves: DueSaves, clock: Clock
+) -> UserPolicyThread | None:
+    """Start the thread of the user's policies; return None without any."""
+    session, progress, steps = position.session, position.progress, position.steps
+    policies = user_policies(options, session.rank, position.views.load)
+    if not policies.is_any:
+        return None
+    return UserPolicyThread(
+        policies,
+        session,
+        clock,
+        lambda: steps.last,
+        lambda: (progress.outstanding() > 0, due_saves.is_stopping_alone()),
+        progress.report_error,
     )
 
 

@@ -13,13 +13,20 @@ from datetime import datetime
 from holdfast.adapt.contract import Outline, Snapshot
 from holdfast.engine.planning.chunking import split_large
 from holdfast.engine.planning.owners import assign_owners, shared
+from holdfast.engine.planning.replica_blocks import (
+    ReplicaBlock,
+    ReplicaWindows,
+    replica_blocks,
+)
 from holdfast.engine.planning.replicas import Replica, replicas_of
 from holdfast.engine.saving.part import PartPlan
 from holdfast.format.grid import Placement
 from holdfast.format.layout import ImageLayout, image_layout
 from holdfast.format.names import CheckpointId
+from holdfast.format.paths import PathPrefixes
 from holdfast.format.records import ArraySpec, CheckpointSpec, encode_metrics
 from holdfast.host.wire.protocol import COPIES_MAX
+from holdfast.trainer.options import ReplicaCheck
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,12 +66,20 @@ class Planner:
     """Plan for one rank. The plan of the last outline is kept for reuse."""
 
     def __init__(
-        self, run_id: str, rank: int, count: int, replicas: Replicas = NO_REPLICAS
+        self,
+        run_id: str,
+        rank: int,
+        count: int,
+        replicas: Replicas = NO_REPLICAS,
+        compared: ReplicaCheck | None = None,
     ) -> None:
         self._run_id = run_id
         self._rank = rank
         self._count = count
         self._replicas = replicas
+        self._compared = compared
+        self._windows: ReplicaWindows | None = None
+        self._compared_saves = 0
         self._outline: Outline | None = None
         self._arrays: tuple[ArraySpec, ...] = ()
         self._layout: ImageLayout | None = None
@@ -83,6 +98,8 @@ class Planner:
             self._layout = image_layout(self._arrays, self._rank)
             mine = [copy.rank for copy in copies if copy.keeper == self._rank][:COPIES_MAX]
             self.copies = tuple(self._copy_of(rank, placements) for rank in mine)
+            if self._compared is not None and self._count > 1:
+                self._windows = self._windows_of(outline, placements, self._compared)
             self._outline = outline
         return self._layout
 
@@ -109,6 +126,26 @@ class Planner:
             spec=spec,
             process_values=snapshot.process_values,
         )
+
+    def next_compared(self) -> tuple[ReplicaBlock, ...]:
+        """Return the blocks of other ranks to compare at this save, in turn."""
+        if self._windows is None:
+            return ()
+        self._compared_saves += 1
+        return self._windows.window(self._compared_saves - 1)
+
+    def _windows_of(
+        self, outline: Outline, placements: Sequence[Placement], compared: ReplicaCheck
+    ) -> ReplicaWindows:
+        may_differ = PathPrefixes(tuple(compared.may_differ))
+        blocks = replica_blocks(
+            self._arrays,
+            placements,
+            [not may_differ.covers(array.path) for array in outline.arrays],
+            [array.is_everywhere for array in outline.arrays],
+            self._count,
+        )
+        return ReplicaWindows(blocks, compared.share, self._rank)
 
     def _copy_of(self, rank: int, placements: Sequence[Placement]) -> PartCopy:
         whole = image_layout(self._arrays, rank)

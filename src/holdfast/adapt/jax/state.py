@@ -98,6 +98,7 @@ def _array_outline(leaf: Any, path: Path) -> ArrayOutline | None:
         prng_impl=impl,
         scalar=False,
         weak_type=jax_arrays.is_weak(leaf),
+        is_everywhere=stored.is_fully_addressable,
     )
 
 

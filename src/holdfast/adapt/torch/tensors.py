@@ -163,7 +163,13 @@ def outline_of(tensor: Any, path: Path) -> ArrayOutline:
         chunk_shape=chunk_shape,
         holders=holders,
     )
-    return ArrayOutline(path=path, placement=placed, prng_impl=None, scalar=False)
+    return ArrayOutline(
+        path=path,
+        placement=placed,
+        prng_impl=None,
+        scalar=False,
+        is_everywhere=not is_divided(tensor),
+    )
 
 
 def check_ranks(tensor: Any, path: Path, call: str, count: int) -> None:

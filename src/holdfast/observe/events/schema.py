@@ -542,6 +542,34 @@ class RamUnavailable(Event, frozen=True, kw_only=True, tag="ram_unavailable"):
     reason: str
 
 
+class ReplicasDiffer(CheckpointEvent, frozen=True, kw_only=True, tag="replicas_differ"):
+    """A rank holds something else than what another rank has saved of the same arrays.
+
+    Attributes:
+        rank: the rank that compared.
+        owner: the rank that saved them.
+        holders: the ranks that hold them.
+        arrays: the names of the arrays, or of their chunks; 20 at most.
+        start_bytes: where the first block that differs begins, within the first of these.
+        stop_bytes: where it ends.
+        digest: the digest of that block on the rank that compared.
+        owner_digest: its digest in what was saved.
+        blocks: how many blocks differ.
+        checked: how many were compared.
+    """
+
+    rank: RankNumber
+    owner: RankNumber
+    holders: tuple[RankNumber, ...]
+    arrays: tuple[str, ...]
+    start_bytes: Bytes
+    stop_bytes: Bytes
+    digest: str
+    owner_digest: str
+    blocks: Count
+    checked: Count
+
+
 class LeftUnfinished(Event, frozen=True, kw_only=True, tag="left_unfinished"):
     """A trainer closed its manager before its saves had ended: they may still become durable.
 
@@ -682,6 +710,7 @@ EVENTS: tuple[type[Event], ...] = (
     CheckpointGivenUp,
     CopyFailed,
     RamUnavailable,
+    ReplicasDiffer,
     LeftUnfinished,
     RecordMended,
     PeersUnavailable,
@@ -696,7 +725,9 @@ EVENTS: tuple[type[Event], ...] = (
 )
 """All events, in the order of their documentation."""
 
-TrainerEvent = ManagerOpened | StateRestored | StateRead | RamUnavailable | LeftUnfinished
+TrainerEvent = (
+    ManagerOpened | StateRestored | StateRead | RamUnavailable | ReplicasDiffer | LeftUnfinished
+)
 """The events that trainers report through their agent."""
 ReportedEvent = TrainerEvent | CommandEnded
 """Those, and the event of `holdfast run`."""

@@ -31,6 +31,7 @@ from holdfast.observe.events.schema import (
     PreservationFailed,
     RankPosition,
     RecoveryFailed,
+    ReplicasDiffer,
     StateRestored,
     TrainerLeft,
     TrainerLost,
@@ -145,6 +146,8 @@ class Measures:
                 source = max(event.sources, key=event.sources.__getitem__, default="")
                 if ("holdfast_restore_seconds", source) in self._histograms:
                     self._observe("holdfast_restore_seconds", source, event.secs)
+            case ReplicasDiffer():
+                self._add("holdfast_replica_differences_total", "", 1)
             case _:
                 self._note_life(event)
         kind = ERROR_KINDS.get(type(event))

@@ -160,6 +160,13 @@ METRICS = {
         label="kind",
         values=ERRORS,
     ),
+    "holdfast_replica_differences_total": Metric(
+        kind="counter",
+        text=(
+            "Comparisons in which a rank of this host held something else than another rank has "
+            "saved."
+        ),
+    ),
     "holdfast_step": Metric(kind="gauge", text="The last step passed to save."),
     "holdfast_quiet_step_seconds": Metric(
         kind="gauge",

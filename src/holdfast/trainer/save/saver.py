@@ -48,6 +48,7 @@ from holdfast.store.contract import Store
 from holdfast.trainer.opening.agent_session import AgentSession
 from holdfast.trainer.planning import PartCopy
 from holdfast.trainer.save.progress import Progress
+from holdfast.trainer.save.replica_checks import BlockDigests, ReplicaChecks, digests_of
 from holdfast.trainer.save.replica_writer import ReplicaWriter
 from holdfast.trainer.save.save_queue import SaveQueue, SaveRequest
 from holdfast.trainer.save.save_schedule import SlotPatience
@@ -71,12 +72,18 @@ class Saver:
     """The saver's thread, its queue, and the mapped slots, which the thread owns."""
 
     def __init__(
-        self, session: AgentSession, durable: Store, progress: Progress, clock: Clock
+        self,
+        session: AgentSession,
+        durable: Store,
+        progress: Progress,
+        clock: Clock,
+        checks: ReplicaChecks,
     ) -> None:
         self._session = session
         self._durable = durable
         self._progress = progress
         self._clock = clock
+        self._checks = checks
         self._queue = SaveQueue(clock)
         self.has_room = self._queue.has_room
         self.get_ready = self._queue.get_ready
@@ -156,7 +163,17 @@ class Saver:
         for replica in request.replicas:
             replica.copy(request.snapshot)
         if is_whole:
+            self._digest_replicas(request)
             request.snapshot.release()
+
+    def _digest_replicas(self, request: SaveRequest) -> None:
+        """Digest this rank's copies of blocks that it compares, unless that was done."""
+        if request.compared and request.digests is None:
+            try:
+                request.digests = digests_of(request.snapshot, request.compared)
+            except (StorageError, DeviceError) as error:
+                log.debug("replicas of step %d: %s", request.plan.id.step, error)
+                request.compared = ()
 
     def _revoked_on_error(self, request: SaveRequest, act: Callable[[SaveRequest], None]) -> None:
         has_ended = False
@@ -197,6 +214,7 @@ class Saver:
                 break
             elif work.is_getting_ready and self._next is not None:
                 self._prepare(self._next)
+            self._checks.compare()
             # The next call waits, and the request holds memory.
             del work
         self._queue.end()
@@ -239,6 +257,10 @@ class Saver:
             written_bytes=written_bytes,
             reused_bytes=max(0, whole_bytes - written_bytes),
         )
+        self._digest_replicas(request)
+        if request.digests is not None:
+            plan, blocks = request.plan, request.compared
+            self._checks.expect(BlockDigests(plan.id, plan.part_count, blocks, request.digests))
         self._progress.seal(request.plan.id, message)
         self._ask("sealed", message, protocol.Empty)
         self._progress.reported(request.plan.id)
