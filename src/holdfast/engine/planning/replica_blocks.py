@@ -3,7 +3,7 @@
 Every rank computes the same sequence of all blocks that several ranks hold. A window of it, a share
 of its bytes, is compared at each save, and the windows of 1/share saves in a row have all of it.
 
-See docs/decisions/0062.
+See docs/decisions/0063.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ Invariants:
 - A check neither delays nor fails a save. A record that cannot be read is not compared.
 - At most `PENDING_MAX` checkpoints wait for their commit; older ones are forgotten.
 
-See docs/decisions/0062.
+See docs/decisions/0063.
 """
 
 from __future__ import annotations
