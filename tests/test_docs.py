@@ -21,6 +21,7 @@ SOURCE = ROOT / "src" / "holdfast"
 DECISIONS = sorted((ROOT / "docs" / "decisions").glob("*.md"))
 PAGES = [ROOT / "README.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").rglob("*.md"))]
 MARKED = re.compile(r"<!-- run -->\n```python\n(.*?)```", re.DOTALL)
+COMMANDED = re.compile(r"<!-- run: (holdfast run .*?) -->\n```python\n(.*?)```", re.DOTALL)
 ANY = re.compile(r"```python\n(.*?)```", re.DOTALL)
 BLOCK = re.compile(r"^ *```.*?^ *```", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(([^)\s]+)\)")
@@ -51,6 +52,25 @@ def test_an_example_runs_as_printed(
         finished(made.start("-W", "error", "example.py", stem=stem))
     if "CheckpointManager(" in code or "holdfast.save(" in code:
         assert list((tmp_path / "runs").glob("*/checkpoints/manifests/*.json"))
+
+
+@NO_TORCH
+def test_an_example_of_lost_ranks_runs_as_printed(tmp_path: Path) -> None:
+    page = ROOT / "docs" / "lost_ranks.md"
+    ((command, code),) = COMMANDED.findall(page.read_text())
+    (tmp_path / "train.py").write_text(code)
+    words = command.split()[1:]
+    with host() as made:
+        done = subprocess.run(
+            [sys.executable, "-m", "holdfast", *words, "--", sys.executable, "train.py"],
+            cwd=tmp_path,
+            env=made.environment | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+    assert done.returncode == 0, done.stderr
+    assert list((tmp_path / "runs").glob("*/checkpoints/manifests/*.json"))
 
 
 def _links(text: str) -> list[tuple[str, str, str]]:
@@ -200,8 +220,9 @@ def test_the_first_example_repeats_nothing_when_it_is_run_again(tmp_path: Path) 
 def test_every_example_in_python_is_run() -> None:
     for page in PAGES:
         text = page.read_text()
-        assert len(MARKED.findall(text)) == text.count("```python"), page
-        assert MARKED.findall(text) == ANY.findall(text), page
+        marked = [*MARKED.findall(text), *(code for _, code in COMMANDED.findall(text))]
+        assert len(marked) == text.count("```python"), page
+        assert sorted(marked) == sorted(ANY.findall(text)), page
     assert len(EXAMPLES) >= 9
 
 

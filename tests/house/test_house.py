@@ -51,6 +51,13 @@ BROAD_EXCEPTS: dict[str, str] = {
     "tests/proving/driver.py:ForkedStarts.start": (
         "the top of a forked process, which shows the error and ends with 1, as Python does"
     ),
+    "src/holdfast/trainer/survival.py:_Survivor._generation": (
+        "the user's training raises anything; it is raised again if no lost rank is the reason"
+    ),
+    "src/holdfast/trainer/survival.py:_import_like_ranks": (
+        "a module may raise anything when it is imported; the program imports it again"
+    ),
+    "tests/supervise/ranks/rank_rig.py:start_rank": "the top of a process, which prints the error",
     "src/holdfast/demo/train.py:main": (
         "the top of a process, which tells the error and ends; other ends wait for other processes"
     ),

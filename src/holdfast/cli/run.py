@@ -6,10 +6,12 @@ import contextlib
 import math
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from typing import Any
 
 import click
+import msgspec
 
 from holdfast.cli import output
 from holdfast.clock import Clock, SystemClock
@@ -24,6 +26,7 @@ from holdfast.supervise.drain import drain
 from holdfast.supervise.ends import EndCause
 from holdfast.supervise.hang_watch import HangWatch
 from holdfast.supervise.python_program import parse_command
+from holdfast.supervise.ranks.membership import Settings
 from holdfast.supervise.restarts import Budgets
 from holdfast.supervise.standby import Standby
 from holdfast.supervise.supervisor import Supervisor
@@ -101,6 +104,34 @@ class _HangTimeoutType(click.ParamType[float]):
     help="How long to wait for saves to become durable after the command has ended.",
 )
 @click.option(
+    "--nproc",
+    metavar="N",
+    type=click.IntRange(min=1),
+    help="Start N ranks of CMD, a program that calls `holdfast.torch.surviving`.",
+)
+@click.option(
+    "--spares",
+    metavar="N",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    help="With --nproc: keep N more processes that take the places of lost ranks.",
+)
+@click.option(
+    "--min-ranks",
+    metavar="N",
+    type=click.IntRange(min=1),
+    help="With --nproc: go on with fewer ranks, at least N, if no process can replace a lost one.",
+)
+@click.option(
+    "--leave-secs",
+    metavar="SECS",
+    type=click.FloatRange(min=0.1),
+    default=30.0,
+    show_default=True,
+    help="With --nproc: kill a rank that does not leave its collective so long after a loss.",
+)
+@click.option(
     "--standby",
     is_flag=True,
     help="Restart from a process that has already imported what CMD, a Python program, imports.",
@@ -123,7 +154,7 @@ def run(
     preempted_code: int | None,
     directory: str | None,
     drain_secs: float,
-    **standby: Any,
+    **others: Any,
 ) -> int:
     """Run CMD and exit with its exit code, once all its saves are durable.
 
@@ -155,7 +186,7 @@ def run(
         if hang_timeout is not None:
             hangs = HangWatch(hang_timeout or None, agents, clock, output.note)
         try:
-            with _starts(command, directory, clock, **standby) as starts:
+            with _starts(command, directory, clock, **others) as starts:
                 supervisor = Supervisor(starts, signals, agents, clock, output.note, hangs)
                 ended = supervisor.run(max_restarts)
         except CommandNotRunError as error:
@@ -189,8 +220,10 @@ def _starts(
     standby: bool,
     preload: tuple[str, ...],
     no_compile_cache: bool,
+    **ranks: Any,
 ) -> Iterator[Starts]:
     """Choose how the command is started, for the block."""
+    command = _with_launcher(command, standby=standby, **ranks)
     if not standby:
         if preload or no_compile_cache:
             raise click.UsageError("--preload and --no-compile-cache are options of --standby")
@@ -212,6 +245,31 @@ def _starts(
         return
     with Standby(command, program, preload, cache, clock, output.note) as starts:
         yield starts
+
+
+def _with_launcher(
+    command: tuple[str, ...],
+    *,
+    standby: bool,
+    nproc: int | None,
+    spares: int,
+    min_ranks: int | None,
+    leave_secs: float,
+) -> tuple[str, ...]:
+    """Return the command that starts the ranks of a job of several processes."""
+    if nproc is None:
+        if spares or min_ranks is not None:
+            raise click.UsageError("--spares and --min-ranks are options of --nproc")
+        return command
+    if standby:
+        raise click.UsageError("--standby is for one process; with --nproc, --spares wait instead")
+    if min_ranks is not None and min_ranks > nproc:
+        raise click.UsageError(f"--min-ranks: expected at most {nproc}, found {min_ranks}")
+    settings = Settings(
+        ranks=nproc, spares=spares, ranks_min=min_ranks or nproc, leave_secs=leave_secs
+    )
+    text = msgspec.json.encode(settings).decode()
+    return (sys.executable, "-m", "holdfast.supervise.ranks", text, *command)
 
 
 def _start_agent(directory: str, clock: Clock) -> AgentOfRun:

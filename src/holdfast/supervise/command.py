@@ -202,14 +202,17 @@ def spawn(
     environment: Mapping[str, str],
     kept_fds: Collection[int] = (),
     output_fd: int | None = None,
+    *,
+    group: int | None = 0,
 ) -> int:
-    """Start a program in a process group of its own, and return its id; `reap` reaps it.
+    """Start a program and return its id; `reap` reaps it.
 
     Args:
         command: The program and its arguments.
         environment: Its environment.
         kept_fds: The descriptors that it inherits besides stdin, stdout and stderr.
         output_fd: The file for its stdout and stderr; None: those of this process.
+        group: Its process group; 0: one of its own; None: that of this process.
 
     Raises:
         CommandNotRunError: The program does not exist, or cannot be executed.
@@ -222,7 +225,7 @@ def spawn(
             stdout=output_fd,
             stderr=output_fd,
             env=environment,
-            process_group=0,
+            process_group=group,
             pass_fds=kept_fds,
         )
     except FileNotFoundError as error:

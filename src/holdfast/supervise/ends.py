@@ -14,26 +14,22 @@ import signal
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
-from holdfast.trainer.process.end_report import TrainerEnd, TrainerError
+from holdfast.trainer.process.end_report import (
+    TrainerEnd,
+    TrainerError,
+    follows_lost_process,
+)
 
 NOTICES = frozenset((signal.SIGUSR1, signal.SIGUSR2))
 """Signals that announce a preemption for some launchers and have another purpose elsewhere."""
 MEMORY_KINDS = frozenset(("MemoryError", "OutOfMemoryError"))
 DISK_KINDS = frozenset(("StorageError", "SaveFailedError"))
 FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
-FOLLOWING_KINDS = frozenset(("ProcessLostError", "DistBackendError", "DistNetworkError"))
-"""Exceptions of a rank whose peers are gone."""
-
 _DEVICE_MEMORY = re.compile(r"RESOURCE_EXHAUSTED|CUDA out of memory")
 _NAN = re.compile(r"\bnans?\b|\bnon-?finite\b|\bnot finite\b", re.IGNORECASE)
 _NAN_CLASS = re.compile(r"(^|[a-z_])(NaN|Nan|NAN)([A-Z_]|$)")
 _NAN_KINDS = frozenset(("RuntimeError", "ValueError", "AssertionError", "ArithmeticError"))
 """Exceptions whose message may say that a number is not finite."""
-_FOLLOWING = re.compile(
-    r"(closed|reset) by peer|connectFullMesh|heartbeat.*(timed out|timeout)|"
-    r"coordination service|UNAVAILABLE:|Timed out waiting \d+ms for (send|recv)",
-    re.IGNORECASE,
-)
 
 
 class EndCause(enum.Enum):
@@ -169,7 +165,7 @@ def _failure(evidence: Evidence) -> End:
     if evidence.oom_kills:
         reason = "out of memory: the kernel has killed a process of this cgroup"
         return End(code=code, cause=EndCause.MEMORY, reason=reason, step=_last_step(evidence))
-    error = next((error for error in evidence.errors if not _follows(error)), None)
+    error = next((error for error in evidence.errors if not follows_lost_process(error)), None)
     if error is not None:
         place = f" ({error.place})" if error.place else ""
         reason = f"rank {error.rank}: {error.text}{place}"
@@ -203,11 +199,6 @@ def cause_of_error(error: TrainerError) -> EndCause:
     if "FloatingPointError" in kinds or is_of_nan:
         return EndCause.NAN
     return EndCause.ERROR
-
-
-def _follows(error: TrainerError) -> bool:
-    """Return whether an exception only follows from the end of another process."""
-    return bool(FOLLOWING_KINDS.intersection(error.kinds) or _FOLLOWING.search(error.text))
 
 
 def _last_step(evidence: Evidence) -> int | None:

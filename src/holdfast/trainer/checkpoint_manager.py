@@ -29,8 +29,9 @@ from holdfast.observe.metrics.metric_families import AgentMetrics, flat
 from holdfast.policy.loss_guard import LossGuard
 from holdfast.policy.preservation_policy import LatestN, PreservationPolicy
 from holdfast.policy.save_decision_policy import ContinuousCheckpointingPolicy, SaveDecisionPolicy
-from holdfast.trainer import arguments, options
+from holdfast.trainer import arguments, last_states, options
 from holdfast.trainer.job_process import JobProcess
+from holdfast.trainer.lifetime import outlives_errors
 from holdfast.trainer.options import (
     HostNetwork,
     Options,
@@ -135,6 +136,8 @@ class CheckpointManager:
         self._steps, self._session = parts.position.steps, parts.position.session
         self._progress, self._clock = parts.position.progress, self._process.clock
         self._meter, self._own = parts.meter, parts.own
+        location = parts.run.location.text
+        self._last = last_states.last_state(location, self._options, self._process.framework)
 
     def __repr__(self) -> str:
         if not hasattr(self, "_parts"):
@@ -161,6 +164,8 @@ class CheckpointManager:
             return
         self._error = error
         self._process.report_error(error)
+        if isinstance(error, Exception) and outlives_errors():
+            return
         try:
             self.close()
         except HoldfastError as own:
@@ -219,6 +224,8 @@ class CheckpointManager:
         control[place.step_time_cell] = int(self._clock.monotonic() * 1e9)
         if self._meter is not None:
             self._meter.publish_step(self._progress, place, self._clock.monotonic())
+        if self._last is not None:
+            self._last.note(step, state)
         if self._own is not None:
             self._own.note_step()
         if not (

@@ -33,6 +33,7 @@ from holdfast.trainer.options import ProcessHooks
 from holdfast.trainer.process.forks import release_inherited
 from holdfast.trainer.process.preemption import PreemptionSignals
 from holdfast.trainer.save.progress import Progress
+from holdfast.trainer.save.save_schedule import SaveSchedule
 from holdfast.trainer.save.saver import Saver
 from holdfast.trainer.save.user_policies import UserPolicyThread
 
@@ -122,17 +123,17 @@ class Lifetime:
     Args:
         run: The run's path or URL.
         held: What the manager holds, to be released.
-        on_end: Called when the manager can no longer be used.
+        steps: The manager's steps; a manager that can no longer be used checks every one.
         process: What is installed in this process.
     """
 
     def __init__(
-        self, run: str, held: HeldResources, on_end: Callable[[], None], process: ProcessHooks
+        self, run: str, held: HeldResources, steps: SaveSchedule, process: ProcessHooks
     ) -> None:
-        self._run = run
+        self.run = run
         self._held = held
         self.has_fork_hooks = process.fork_hooks
-        self._on_end = on_end
+        self.steps = steps
         self.is_inherited = False
         """Whether this is a forked child of the process that opened the manager."""
         self._calls = Calls(run)
@@ -154,7 +155,7 @@ class Lifetime:
         """Release everything the manager holds. After an exception the next call continues."""
         self._held.release(saver_secs)
         self._detach()
-        self._on_end()
+        self.steps.check_every_step()
         self._calls.is_closed = True
 
     @contextlib.contextmanager
@@ -171,13 +172,23 @@ class Lifetime:
             return
         log.warning(
             "the run %s is opened again in this process: closing its earlier manager",
-            self._run,
+            self.run,
         )
-        self._calls.error = error = FencedError(
-            f"the run {self._run} was opened again in this process, "
-            "which began a new attempt; use the newer manager"
+        self.leave(
+            FencedError(
+                f"the run {self.run} was opened again in this process, "
+                "which began a new attempt; use the newer manager"
+            )
         )
-        self._on_end()
+
+    def leave(self, error: HoldfastError) -> None:
+        """Seal the accepted saves in RAM and leave the agent, which makes them durable.
+
+        Args:
+            error: What later calls raise.
+        """
+        self._calls.error = error
+        self.steps.check_every_step()
         progress = self._held.progress
         progress.wait(lambda sealed, finished: sealed, REPLACE_SECS)
         progress.stop_saving(error)
@@ -192,11 +203,11 @@ class Lifetime:
         """Release, in a forked child, what it inherited; the parent's manager is unaffected."""
         self.is_inherited = True
         self._calls.error = InvalidArgumentError(
-            f"the manager of {self._run}: this process was forked from process "
+            f"the manager of {self.run}: this process was forked from process "
             f"{os.getppid()}, to which the manager belongs; save and restore there"
         )
         self._detach()
-        self._on_end()
+        self.steps.check_every_step()
         held = self._held
         if held.end_watch is not None:
             held.end_watch()
@@ -225,6 +236,44 @@ def replace_open(directory: object) -> None:
 
 
 _open: weakref.WeakValueDictionary[str, Lifetime] = weakref.WeakValueDictionary()
+_outliving = threading.local()
+"""`is_on`: managers outlive the exceptions of this thread."""
+
+
+@contextlib.contextmanager
+def outliving_errors() -> Iterator[None]:
+    """Leave managers open within the block whose `with` statements end by an exception.
+
+    The block's thread then closes them by `leave_all`.
+    """
+    _outliving.is_on = True
+    try:
+        yield
+    finally:
+        _outliving.is_on = False
+
+
+def outlives_errors() -> bool:
+    """Return whether this thread is in a block of `outliving_errors`."""
+    return getattr(_outliving, "is_on", False)
+
+
+def last_step_of_open() -> int | None:
+    """Return the last step that was passed to an open manager of this process; None: none."""
+    steps = [lifetime.steps.last for lifetime in _open.values() if not lifetime.is_closed]
+    return max((step for step in steps if step >= 0), default=None)
+
+
+def leave_all() -> None:
+    """Seal what the open managers of this process have accepted, and leave their agents."""
+    for lifetime in list(_open.values()):
+        if not lifetime.is_closed:
+            lifetime.leave(
+                FencedError(
+                    f"the run {lifetime.run} was left after an error of its generation; use the "
+                    "manager of the next one"
+                )
+            )
 
 
 def _seal_all(progress: Progress) -> None:

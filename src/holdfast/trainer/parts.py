@@ -94,8 +94,9 @@ def open_parts(
         with waits.ended_by_signals("open the run", lambda: f"{directory} is not open"):
             replace_open(directory)
             joined = _join(directory, options, process)
-            text, on_end = joined.run.location.text, joined.steps.check_every_step
-            lifetime = Lifetime(text, joined.held, on_end, options.process)
+            lifetime = Lifetime(
+                joined.run.location.text, joined.held, joined.steps, options.process
+            )
             with lifetime.closed_on_error():
                 parts = _construct(joined, lifetime, options)
                 _report_opened(joined)

@@ -27,6 +27,7 @@ from holdfast.adapt.contract import (
 from holdfast.adapt.nested import NestedRestoration
 from holdfast.adapt.torch import tensors
 from holdfast.adapt.torch.devices import Fence, Loan, TorchDevices, is_on_device
+from holdfast.adapt.torch.held_state import HeldState
 from holdfast.adapt.torch.processes import TorchProcesses
 from holdfast.adapt.torch.restore import filling
 from holdfast.adapt.torch.tree import flatten, tied, updated_by_optimizers
@@ -63,6 +64,24 @@ class TorchFramework:
             tree = flatten(state, "save")
             aliases = tied(tree.leaves)
             return _TorchSnapshot(tree, aliases, self._outline(tree, aliases), self._devices)
+
+    def hold(self, state: object) -> HeldState:
+        """Keep `state` by reference.
+
+        Raises:
+            UnsupportedLeafError: As `snapshot`.
+        """
+        with nothing_collected():
+            tree = flatten(state, "save")
+            aliases = tied(tree.leaves)
+            outline = self._outline(tree, aliases)
+            held = _TorchSnapshot(tree, aliases, outline, self._devices, lends=False)
+            divided = [
+                isinstance(leaf, torch.Tensor) and tensors.is_divided(leaf)
+                for leaf, alias in zip(tree.leaves, aliases, strict=True)
+                if alias is None and (isinstance(leaf, torch.Tensor) or leaves.is_numpy(leaf))
+            ]
+            return HeldState(held, held.pieces, divided)
 
     def outline(self, state: object) -> Outline:
         tree = flatten(state, "save")
@@ -103,7 +122,7 @@ class _TorchSnapshot:
     Tensors change in place, also where nothing reports it (`.data`, a kernel that is given an
     address). So all are copied before the call that takes the snapshot ends, except for those on
     GPUs that only optimizers change: these are lent until the fence, and the others are copied at
-    once then.
+    once then. With `lends=False` none is lent, and nothing is copied before `copy_borrowed`.
     """
 
     def __init__(
@@ -112,6 +131,8 @@ class _TorchSnapshot:
         aliases: Sequence[int | None],
         outline: Outline,
         devices: TorchDevices,
+        *,
+        lends: bool = True,
     ) -> None:
         self.outline = outline
         self.hold = Hold.BORROWED
@@ -122,7 +143,7 @@ class _TorchSnapshot:
         self._pieces: list[tuple[Any, Region]] = []
         lent: dict[int, tuple[torch.Tensor, Region, Path]] = {}
         updated: Container[int] = ()
-        if any(isinstance(leaf, torch.Tensor) and is_on_device(leaf) for leaf in tree.leaves):
+        if lends and any(map(_is_on_device, tree.leaves)):
             updated = updated_by_optimizers(tree, devices.loan_fence.covers_tensor)
         for path, leaf, alias in zip(tree.paths, tree.leaves, aliases, strict=True):
             if alias is not None:
@@ -143,6 +164,11 @@ class _TorchSnapshot:
         self.on_devices = frozenset(lent)
         if lent:
             self._copy_all(but=self._loan)
+
+    @property
+    def pieces(self) -> list[Any]:
+        """What this process holds of each array of the outline."""
+        return [held for held, _ in self._pieces]
 
     def chunk_bytes(self, chunk: Chunk) -> memoryview:
         if self._failure is not None:
@@ -197,6 +223,10 @@ class _TorchSnapshot:
         self._pieces = []
         self._loan = Loan({})
         self.hold = Hold.HOST
+
+
+def _is_on_device(leaf: Any) -> bool:
+    return isinstance(leaf, torch.Tensor) and is_on_device(leaf)
 
 
 def _tensor_of(array: np.ndarray, spec: ArraySpec) -> torch.Tensor:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import functools
 import logging
 import os
+import re
 import secrets
 import sys
 import sysconfig
@@ -37,6 +38,13 @@ from holdfast.trainer.save.save_schedule import SaveSchedule
 
 ERROR_CHARS_MAX = 500
 CAUSES_MAX = 8
+FOLLOWING_KINDS = frozenset(("ProcessLostError", "DistBackendError", "DistNetworkError"))
+"""Exceptions of a rank whose peers are gone."""
+_FOLLOWING = re.compile(
+    r"(closed|reset) by peer|connectFullMesh|heartbeat.*(timed out|timeout)|"
+    r"coordination service|UNAVAILABLE:|Timed out waiting \d+ms for (send|recv)",
+    re.IGNORECASE,
+)
 
 log = logging.getLogger(__name__)
 Report = TypeVar("Report", bound=msgspec.Struct)
@@ -129,6 +137,11 @@ def trainer_error(
         kinds=tuple(dict.fromkeys(kinds)),
         errno=next((number for number in numbers if number is not None), None),
     )
+
+
+def follows_lost_process(error: TrainerError) -> bool:
+    """Return whether an exception only follows from the end of another process."""
+    return bool(FOLLOWING_KINDS.intersection(error.kinds) or _FOLLOWING.search(error.text))
 
 
 def place_text(trace: TracebackType | None) -> str:

@@ -96,6 +96,11 @@ class Numbers:
 _numbers = Numbers()
 
 
+def begin_numbers_anew() -> None:
+    """Count decisions from 0 again: the job's processes meet in another key-value service."""
+    _numbers.next = _numbers.first_kept = 0
+
+
 def _no_trouble() -> HoldfastError | None:
     return None
 

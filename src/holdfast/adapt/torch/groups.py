@@ -1,0 +1,180 @@
+"""Form the default process group of one generation, and leave it.
+
+Trap: a traceback keeps the frames of the training, which keep the group and its sockets. Whoever
+leaves a group after an exception first drops that exception's traceback.
+
+See docs/decisions/0064.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import socket
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+import psutil
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from holdfast.errors import InvalidArgumentError, ProcessLostError
+
+FORM_SECS = 20.0
+"""How long the ranks may take to connect to each other. All wait for their ranks before."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """The ranks of one generation, as `holdfast.torch.surviving` gives them to the training.
+
+    The default process group of `torch.distributed` is that of these ranks.
+
+    Attributes:
+        rank: The rank of this process. A process keeps its rank as long as the number of ranks
+            is the same.
+        world_size: The number of ranks.
+        local_rank: The device of this process, which it keeps.
+        generation: The number of the generation, counted from 1.
+        lost_ranks: The ranks of the generation before that were lost since.
+    """
+
+    rank: int
+    world_size: int
+    local_rank: int
+    generation: int
+    lost_ranks: tuple[int, ...] = field(default=())
+
+    @property
+    def device(self) -> torch.device:
+        """The device of this process: a GPU if there are any, else the CPU."""
+        if torch.cuda.is_available():
+            return torch.device("cuda", self.local_rank)
+        return torch.device("cpu")
+
+    def mesh(self, *sizes: int, names: tuple[str, ...]) -> DeviceMesh:
+        """Return a mesh of all ranks.
+
+        Args:
+            sizes: The size of each axis. One may be -1: what the others leave of the ranks, also
+                after their number has changed.
+            names: The name of each axis.
+
+        Raises:
+            InvalidArgumentError: The ranks cannot be divided so.
+        """
+        free = [axis for axis, size in enumerate(sizes) if size == -1]
+        others = 1
+        for size in sizes:
+            others *= size if size != -1 else 1
+        is_divided = others > 0 and self.world_size % others == 0
+        if len(names) != len(sizes) or len(free) > 1 or not is_divided:
+            raise InvalidArgumentError(
+                f"mesh: expected sizes of {len(names)} axes, at most one of them -1, that divide "
+                f"{self.world_size} ranks, found {sizes}"
+            )
+        shape = [self.world_size // others if size == -1 else size for size in sizes]
+        if not free and others != self.world_size:
+            raise InvalidArgumentError(
+                f"mesh: expected {self.world_size} ranks in all, found {sizes}; give one axis the "
+                "size -1"
+            )
+        return init_device_mesh(self.device.type, tuple(shape), mesh_dim_names=names)
+
+
+def default_backend() -> str:
+    """Return the backend of a process group on this host's devices."""
+    return "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+
+
+def form_group(job: Job, store: str, backend: str, timeout_secs: float | None) -> None:
+    """Initialise the default process group.
+
+    Args:
+        job: The ranks.
+        store: The address of the launcher's store for this generation.
+        backend: The backend, as for `init_process_group`.
+        timeout_secs: How long a collective may take; None: PyTorch's own default.
+
+    Raises:
+        ProcessLostError: A rank was lost meanwhile. `leave_group` has to be called.
+    """
+    try:
+        _form(job, store, backend, timeout_secs)
+    except (RuntimeError, ValueError) as error:
+        raise ProcessLostError(
+            f"form generation {job.generation} of {job.world_size} ranks: "
+            f"{str(error).splitlines()[0]}; see the logs of the other ranks"
+        ) from error
+
+
+def _form(job: Job, store: str, backend: str, timeout_secs: float | None) -> None:
+    host, _, port = store.rpartition(":")
+    if torch.cuda.is_available():
+        torch.cuda.set_device(job.local_rank)
+    forming = timedelta(seconds=FORM_SECS)
+    server = dist.TCPStore(host, int(port), is_master=False, timeout=forming)
+    dist.init_process_group(
+        backend,
+        store=dist.PrefixStore(f"gen{job.generation}", server),
+        rank=job.rank,
+        world_size=job.world_size,
+        timeout=forming,
+    )
+    group: Any = dist.group.WORLD
+    default: timedelta = dist.distributed_c10d.default_pg_timeout
+    limit = default if timeout_secs is None else timedelta(seconds=timeout_secs)
+    dist.distributed_c10d._set_pg_timeout(limit, group)
+    server.set_timeout(limit)
+
+
+def interrupt_group(pids: Collection[int]) -> None:
+    """End the collectives of this process that wait for other ranks; on any thread.
+
+    NCCL has a call for that. Gloo has none, and keeps its connections as long as anything refers to
+    a group. So the connections to the other ranks' processes are shut down: the collectives at both
+    ends then fail.
+
+    Args:
+        pids: The processes of the ranks, which are on this host.
+    """
+    if not dist.is_initialized():
+        return
+    if "nccl" in str(dist.get_backend_config()):
+        for group in list(dist.distributed_c10d._world.pg_map):
+            group.abort()
+    others: set[Any] = set()
+    for pid in pids:
+        if pid != os.getpid():
+            with contextlib.suppress(psutil.Error):
+                others |= {c.laddr for c in psutil.Process(pid).net_connections("tcp")}
+    for connection in psutil.Process().net_connections("tcp"):
+        if connection.raddr and connection.raddr in others:
+            # Another thread may have closed it, and have opened another file by its number.
+            with contextlib.suppress(OSError), socket.socket(fileno=os.dup(connection.fd)) as own:
+                if own.getpeername()[:2] == tuple(connection.raddr):
+                    own.shutdown(socket.SHUT_RDWR)
+
+
+def leave_group() -> None:
+    """Destroy the process groups of this process, if there are any, and what belongs to them."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    gc.collect()
+
+
+class GroupStore:
+    """The store of one generation, held by the launcher. Closing it ends all waits in it."""
+
+    def __init__(self) -> None:
+        self._server: Any = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        self.address = f"127.0.0.1:{self._server.port}"
+
+    def close(self) -> None:
+        """End the store. Processes that wait in it fail."""
+        self._server = None
+        gc.collect()

@@ -1,0 +1,1 @@
+"""The launcher of `holdfast run --nproc`: ranks and spares, which outlive the loss of ranks."""

@@ -1,0 +1,71 @@
+"""Jobs whose ranks are lost: their plans, which are the argument of `rank_rig`, and outcomes."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from tests.hosts import Host
+
+RIG = Path(__file__).parent / "rank_rig.py"
+JOB_SECS = 800.0
+
+WIDTH = 16
+
+
+class Fault(msgspec.Struct, frozen=True):
+    """What happens once to a rank of a generation, at a moment of a step.
+
+    Generation 0 stands for any; step -1 is before the first step of a generation.
+    """
+
+    generation: int
+    rank: int
+    step: int
+    moment: str
+    action: str = "kill"
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """A job and what happens to it."""
+
+    directory: str
+    steps: int
+    kind: str = "plain"
+    ranks: int = 4
+    spares: int = 1
+    ranks_min: int = 4
+    leave_secs: float = 60.0
+    interval: int = 3
+    keep_last: bool = False
+    width: int = WIDTH
+    faults: tuple[Fault, ...] = ()
+
+
+@dataclass
+class Outcome:
+    """What a job has printed, and its exit code."""
+
+    code: int
+    lines: list[dict[str, Any]]
+    notes: str
+
+    def of(self, event: str) -> list[dict[str, Any]]:
+        return [line for line in self.lines if line["event"] == event]
+
+    @property
+    def digests(self) -> set[str]:
+        """The states that the training ended with; one, if all ranks agree."""
+        return {line["digest"] for line in self.of("survived")}
+
+
+def run_job(at: Host, **plan: Any) -> Outcome:
+    """Run a job to its end."""
+    text = msgspec.json.encode(Plan(**plan)).decode()
+    process = at.start(RIG, text, stem="torch", GLOO_SOCKET_IFNAME="lo")
+    out, err = process.communicate(timeout=JOB_SECS)
+    return Outcome(process.returncode, [json.loads(line) for line in out.splitlines()], err)

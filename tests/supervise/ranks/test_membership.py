@@ -1,0 +1,184 @@
+"""The ranks of the next generation are decided as `membership` promises, whatever happens."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from holdfast.supervise.ranks import membership
+from holdfast.supervise.ranks.membership import Leave, Membership, Seat, Settings
+from tests.supervise.ranks.simulated_job import Job
+
+FOUR = Settings(ranks=4, spares=1, ranks_min=4, leave_secs=5.0)
+SCHEDULES = int(os.environ.get("HOLDFAST_SCHEDULES", "300"))
+
+
+def ready_job(settings: Settings) -> Membership:
+    """Return a job whose first generation has begun."""
+    job = Membership(settings)
+    effects = job.begin(0.0)
+    for start in effects:
+        assert isinstance(start, membership.Start)
+        effects = job.ready(start.member, 1.0)
+    assert job.generation == 1
+    return job
+
+
+def test_the_first_processes_are_the_ranks_and_the_others_are_spares() -> None:
+    job = Membership(FOUR)
+    assert job.begin(0.0) == [membership.Start(member) for member in range(5)]
+    assert [effect for member in range(3) for effect in job.ready(member, 1.0)] == []
+    (begin,) = job.ready(3, 1.0)
+    seats = tuple(Seat(rank, rank, rank) for rank in range(4))
+    assert begin == membership.Begin(1, seats, ())
+
+
+def test_a_spare_takes_the_seat_of_a_lost_rank_and_the_others_keep_theirs() -> None:
+    job = ready_job(FOUR)
+    assert job.ended(2, "killed", 2.0) == [membership.Break(1, (0, 1, 3)), membership.Start(5)]
+    assert job.left(0, 1, Leave(7, "closed by peer"), 2.1) == []
+    assert job.left(1, 1, Leave(7, "closed by peer"), 2.1) == []
+    seats = Seat(0, 0, 0), Seat(1, 1, 1), Seat(4, 2, 2), Seat(3, 3, 3)
+    assert job.left(3, 1, Leave(7, "closed by peer"), 2.1) == [membership.Begin(2, seats, (2,))]
+
+
+def test_survivors_that_hold_one_step_save_it_first() -> None:
+    job = ready_job(FOUR)
+    job.ended(2, "killed", 2.0)
+    for member in (0, 1):
+        job.left(member, 1, Leave(7, "closed", kept_step=7), 2.1)
+    (begin,) = job.left(3, 1, Leave(7, "closed", kept_step=7), 2.1)
+    seats = Seat(0, 0, 0), Seat(1, 1, 1), Seat(3, 2, 3)
+    assert begin == membership.Begin(2, seats, (), 7, (0, 1, 3))
+    for member in (0, 1):
+        assert job.left(member, 2, Leave(7, ""), 2.2) == []
+    (begin,) = job.left(3, 2, Leave(7, ""), 2.2)
+    seats = Seat(0, 0, 0), Seat(1, 1, 1), Seat(4, 2, 2), Seat(3, 3, 3)
+    assert begin == membership.Begin(3, seats, (2,))
+
+
+@pytest.mark.parametrize("other", [None, 6])
+def test_survivors_that_hold_different_steps_save_none(other: int | None) -> None:
+    job = ready_job(FOUR)
+    job.ended(2, "killed", 2.0)
+    for member in (0, 1):
+        job.left(member, 1, Leave(7, "closed", kept_step=7), 2.1)
+    (begin,) = job.left(3, 1, Leave(7, "closed", kept_step=other), 2.1)
+    assert isinstance(begin, membership.Begin)
+    assert begin.kept_step is None
+
+
+def test_a_survivor_that_is_lost_while_it_saves_is_replaced_too() -> None:
+    job = ready_job(FOUR)
+    job.ended(2, "killed", 2.0)
+    for member in (0, 1, 3):
+        job.left(member, 1, Leave(7, "closed", kept_step=7), 2.1)
+    assert job.ended(3, "killed", 2.2) == [membership.Break(2, (0, 1)), membership.Start(6)]
+    job.ready(5, 2.3)
+    job.left(0, 2, Leave(7, "lost"), 2.4)
+    (begin,) = job.left(1, 2, Leave(7, "lost"), 2.4)
+    assert isinstance(begin, membership.Begin)
+    assert (begin.generation, begin.lost, begin.kept_step) == (3, (2, 3), None)
+
+
+def test_a_rank_that_does_not_leave_is_killed_and_lost() -> None:
+    job = ready_job(FOUR)
+    job.ended(2, "killed", 2.0)
+    job.left(0, 1, Leave(7, "closed by peer"), 2.1)
+    job.left(1, 1, Leave(7, "closed by peer"), 2.1)
+    assert job.next_secs == 7.0
+    assert job.tick(6.9) == []
+    assert job.tick(7.0) == [membership.Kill(3)]
+    assert job.tick(7.1) == []
+    assert job.ended(3, "killed", 7.2) == [membership.Start(6)]
+    (begin,) = job.ready(5, 9.0)
+    assert isinstance(begin, membership.Begin)
+    assert begin.lost == (2, 3)
+
+
+def test_a_failure_is_the_programs_own_if_no_rank_ends_meanwhile() -> None:
+    job = ready_job(FOUR)
+    assert job.failed(1, 1, "ValueError: bad batch", 2.0) == []
+    assert job.next_secs == 2.0 + membership.DOUBT_SECS
+    assert job.tick(2.0 + membership.DOUBT_SECS) == [membership.Own(1)]
+
+
+def test_a_failure_follows_from_a_rank_that_ends_meanwhile() -> None:
+    job = ready_job(FOUR)
+    job.failed(1, 1, "RuntimeError: something of the network", 2.0)
+    effects = job.ended(2, "killed", 2.2)
+    assert membership.Break(1, (0, 1, 3)) in effects
+    assert job.tick(3.0) == []
+
+
+def test_a_job_without_spares_goes_on_with_fewer_ranks() -> None:
+    job = ready_job(Settings(ranks=4, spares=0, ranks_min=2, leave_secs=5.0))
+    assert job.ended(0, "killed", 2.0) == [membership.Break(1, (1, 2, 3))]
+    job.left(1, 1, Leave(7, "closed"), 2.1)
+    job.left(2, 1, Leave(7, "closed"), 2.1)
+    seats = Seat(1, 0, 1), Seat(2, 1, 2), Seat(3, 2, 3)
+    assert job.left(3, 1, Leave(7, "closed"), 2.1) == [membership.Begin(2, seats, (0,))]
+
+
+def test_a_job_with_too_few_ranks_is_given_up() -> None:
+    job = ready_job(Settings(ranks=2, spares=0, ranks_min=1, leave_secs=5.0))
+    job.ended(0, "killed", 2.0)
+    (effect,) = job.ended(1, "killed", 2.0)
+    assert effect == membership.GiveUp("0 processes are left, fewer than 1 (killed)")
+
+
+def test_a_rank_that_has_finished_trains_again_with_the_others() -> None:
+    job = ready_job(FOUR)
+    for member in (0, 1, 3):
+        assert job.finished(member, 1, 2.0) == []
+    effects = job.ended(2, "killed", 3.0)
+    assert isinstance(effects[1], membership.Begin)
+    assert [seat.member for seat in effects[1].seats] == [0, 1, 4, 3]
+
+
+def test_processes_that_do_not_call_surviving_give_the_job_up() -> None:
+    job = Membership(FOUR)
+    job.begin(0.0)
+    for member in range(2):
+        assert job.ended(member, "exit code 1", 1.0)[0] == membership.Start(5 + member)
+    (effect,) = job.ended(2, "exit code 1", 1.0)
+    assert effect == membership.GiveUp("processes end before they call surviving (exit code 1)")
+
+
+def test_generations_without_a_new_step_give_the_job_up() -> None:
+    job, now_secs = ready_job(FOUR), 2.0
+    while not job.is_over:
+        now_secs += 1.0
+        members = [m for m, own in job._members.items() if own.rank is not None]
+        effects = job.ended(members[0], "killed", now_secs)
+        for member in members[1:]:
+            effects += job.left(member, job.generation, Leave(7, "closed"), now_secs)
+        for start in effects:
+            if isinstance(start, membership.Start) and not job.is_over:
+                effects += job.ready(start.member, now_secs)
+    assert job.generation == membership.LOSSES_MAX + 1
+
+
+def test_a_job_that_was_told_to_end_replaces_no_rank() -> None:
+    job = ready_job(FOUR)
+    assert job.ending(2.0) == []
+    assert job.ended(2, "killed", 2.0) == [membership.Break(1, (0, 1, 3))]
+    job.left(0, 1, Leave(7, "closed"), 2.1)
+    job.left(1, 1, Leave(7, "closed"), 2.1)
+    assert job.left(3, 1, Leave(7, "closed"), 2.1) == [membership.Release()]
+
+
+@pytest.mark.parametrize("spares", [0, 1, 3])
+@pytest.mark.parametrize("ranks_min", [1, 4])
+def test_a_job_trains_to_its_end_once_faults_stop(spares: int, ranks_min: int) -> None:
+    settings = Settings(ranks=4, spares=spares, ranks_min=ranks_min, leave_secs=5.0)
+    generations = 0
+    for seed in range(SCHEDULES // 6):
+        job = Job(seed, settings, {"end": 0.02, "stick": 0.01, "fail": 0.01})
+        job.run(10.0)
+        job.stop_faults()
+        job.run(200.0)
+        assert job.is_released or job.gave_up, f"seed {seed}"
+        generations += len(job.begun)
+    assert generations > SCHEDULES // 6
