@@ -124,7 +124,7 @@ def judge(a: SavedRun, b: SavedRun, last_step: int | None = None) -> Verdict:
     compared, first = list[Comparison](), None
     for step in common:
         comparison = compare(run_contents(a.directory, step), run_contents(b.directory, step))
-        comparison = _without_undrawn(comparison, a, b)
+        comparison = without_undrawn(comparison, a, b)
         compared.append(comparison)
         if not comparison.is_equal:
             first = comparison
@@ -139,7 +139,7 @@ def judge(a: SavedRun, b: SavedRun, last_step: int | None = None) -> Verdict:
     )
 
 
-def _without_undrawn(comparison: Comparison, a: SavedRun, b: SavedRun) -> Comparison:
+def without_undrawn(comparison: Comparison, a: SavedRun, b: SavedRun) -> Comparison:
     """Leave out the states of generators that the program has in its state and never draws from.
 
     Python and NumPy seed theirs differently in each process, so that they always differ.

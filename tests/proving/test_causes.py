@@ -1,0 +1,160 @@
+"""Which causes follow from what was observed: a pure function."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from holdfast.adapt.program_facts import LoaderFacts, ProgramFacts
+from holdfast.comparison.differences import Comparison, Difference
+from holdfast.proving.causes import Cause, Evidence, likely_causes
+from holdfast.proving.verdict import SavedRun, without_undrawn
+from holdfast.trainer.opening.proof import ProofSave
+
+STEPS = (0, 1, 2, 3)
+WEIGHTS = Difference(name="w", kind="elements", count=1, size=2, largest=0.5)
+
+
+def loader(**facts: Any) -> LoaderFacts:
+    return LoaderFacts(
+        **{"name": "StatefulDataLoader", "in_state": True, "has_state": True, "is_torch": True}
+        | facts
+    )
+
+
+def facts(*loaders: LoaderFacts, random_paths: tuple[str, ...] = (), torch: bool = True) -> Any:
+    return ProgramFacts(
+        leaves=("Linear",),
+        random_paths=random_paths,
+        loaders=loaders,
+        is_deterministic=False if torch else None,
+    )
+
+
+def run(of: ProgramFacts | None, epochs: dict | None = None, **streams: str) -> SavedRun:
+    """A run whose streams have one character for each step."""
+    saves = {
+        step: ProofSave(
+            step=step,
+            pid=1,
+            streams={name: text[step] for name, text in streams.items()},
+            epochs={name: numbers[step] for name, numbers in (epochs or {}).items()},
+            facts=of if step == 0 else None,
+        )
+        for step in STEPS
+    }
+    return SavedRun(directory="d", steps=STEPS, saves={0: saves})
+
+
+def compared(*differences: Difference) -> Comparison:
+    return Comparison(a="A", b="B", differences=differences or (WEIGHTS,))
+
+
+def causes(
+    a: SavedRun, b: SavedRun, *differences: Difference, step: int = 2, is_repeat: bool = False
+) -> list[Cause]:
+    evidence = Evidence(a=a, b=b, first=compared(*differences), step=step, is_repeat=is_repeat)
+    return likely_causes(evidence)
+
+
+def name_of(found: list[Cause]) -> str:
+    return found[0].name
+
+
+def test_a_loader_without_a_generator_is_named_where_torch_differs() -> None:
+    of = facts(loader(), random_paths=("rng",))
+    (cause,) = causes(run(of, torch="abcd"), run(of, torch="abxy"))
+    assert cause.name == "a loader without generator="
+    assert "ExactLoader" in cause.cure
+
+
+def test_a_generator_that_no_state_has_is_named_where_nothing_else_differs() -> None:
+    of = facts(loader(has_generator=True), random_paths=("rng",))
+    assert name_of(causes(run(of, torch="abcd"), run(of, torch="abcd"))) == (
+        "a loader's generator left out"
+    )
+    exact = facts(loader(has_generator=True, is_exact=True), random_paths=("rng",))
+    assert name_of(causes(run(exact, torch="abcd"), run(exact, torch="abcd"))) == (
+        "something is left out of the state"
+    )
+
+
+def test_loaders_and_iterators_that_are_left_out_are_named() -> None:
+    stateful = facts(loader(in_state=False, has_generator=True))
+    assert name_of(causes(run(stateful), run(stateful))) == "an iterator left out"
+    plain = facts(loader(name="DataLoader", in_state=False, has_state=False, has_generator=True))
+    assert name_of(causes(run(plain), run(plain))) == "a loader without a state"
+    grain = facts(LoaderFacts(name="GrainIterator", in_state=False, has_state=True), torch=False)
+    assert name_of(causes(run(grain), run(grain))) == "an iterator left out"
+
+
+@pytest.mark.parametrize(
+    ("stream", "torch", "cure"),
+    [
+        ("numpy", True, "RandomState()"),
+        ("numpy", False, "bit_generator.state"),
+        ("python", True, "R"),
+    ],
+)
+def test_a_random_state_is_named_only_if_the_program_draws_from_it(
+    stream: str, torch: bool, cure: str
+) -> None:
+    of = facts(torch=torch)
+    (cause,) = causes(run(of, **{stream: "abcd"}), run(of, **{stream: "abxy"}))
+    assert cause.name == "a random state that is not in the state"
+    assert cure in cause.cure
+    undrawn = causes(run(of, **{stream: "aaaa"}), run(of, **{stream: "bbbb"}))
+    assert name_of(undrawn) == "something is left out of the state"
+
+
+def test_a_samplers_epoch_is_named_with_both() -> None:
+    of = facts()
+    a = run(of, {"EpochSampler.epoch 0": (0, 0, 1, 1)})
+    b = run(of, {"EpochSampler.epoch 0": (0, 0, 0, 0)})
+    (cause,) = causes(a, b)
+    assert cause.name == "a sampler's epoch"
+    assert "EpochSampler.epoch 1 | 0" in cause.reason
+
+
+def test_weak_types_are_named() -> None:
+    difference = Difference(name="lr", kind="type", a="float32 (), weak type", b="float32 ()")
+    assert name_of(causes(run(None), run(None), difference)) == "weak types"
+
+
+def test_workers_are_named_where_everything_else_is_in_the_state() -> None:
+    of = facts(loader(has_generator=True, is_exact=True, worker_count=2), random_paths=("rng",))
+    assert name_of(causes(run(of, torch="abcd"), run(of, torch="abcd"))) == (
+        "random augmentation in loader workers"
+    )
+
+
+def test_a_program_that_differs_from_itself_is_told_by_when_and_how_much() -> None:
+    of = facts()
+    same, other = run(of, numpy="abcd", python="kkkk"), run(of, numpy="abcd", python="llll")
+    tiny = Difference(name="w", kind="elements", count=1, size=2, largest=1e-6)
+    assert name_of(causes(same, other, tiny, is_repeat=True)) == "a nondeterministic kernel"
+    assert name_of(causes(same, other, is_repeat=True)) == "the program is not deterministic"
+    start = causes(same, other, step=0, is_repeat=True)
+    assert name_of(start) == "unseeded randomness from the start"
+    drawn = causes(run(of, numpy="abcd"), run(of, numpy="wxyz"), is_repeat=True)
+    assert name_of(drawn) == "unseeded randomness"
+    assert "numpy.random.seed(0)" in drawn[0].cure
+    time = Difference(name="now", kind="value", a="1790000000.5", b="1790000003.25", largest=2.75)
+    assert name_of(causes(same, other, time, is_repeat=True)) == "a time in the data"
+
+
+def test_generators_in_the_state_that_are_never_drawn_from_are_not_compared() -> None:
+    # Python and NumPy seed theirs differently in each process.
+    of = facts(random_paths=("rng",))
+    differences = [
+        Difference(name="rng/python/1", kind="items", count=600, size=625),
+        Difference(name="rng/numpy/1", kind="elements", count=600, size=624),
+        Difference(name="rng/torch", kind="elements", count=600, size=5056),
+    ]
+    undrawn = run(of, python="aaaa", numpy="aaaa", torch="aaaa")
+    left = without_undrawn(compared(*differences), undrawn, undrawn)
+    assert [difference.name for difference in left.differences] == ["rng/torch"]
+    drawn = run(of, python="abcd", numpy="aaaa", torch="aaaa")
+    left = without_undrawn(compared(*differences), undrawn, drawn)
+    assert [difference.name for difference in left.differences] == ["rng/python/1", "rng/torch"]

@@ -1,0 +1,37 @@
+"""The kills that a seed chooses, and the steps that a proof saves."""
+
+from __future__ import annotations
+
+from holdfast.clock import SystemClock
+from holdfast.policy.contexts import SaveContext
+from holdfast.proving.plan import choose_kills
+from holdfast.proving.program import KillKind
+from holdfast.trainer.opening.proof import proof_steps
+
+CONTEXT = SaveContext(
+    now=SystemClock().now(), is_saving_in_progress=False, reached_preemption=False
+)
+
+
+def test_a_seed_chooses_the_kills() -> None:
+    kills = choose_kills(3, 6, range(0, 100, 10), 4)
+    assert kills == choose_kills(3, 6, range(0, 100, 10), 4) != choose_kills(4, 6, [0, 90], 4)
+    assert [kill.step for kill in kills] == sorted({kill.step for kill in kills})
+    assert all(0 < kill.step <= 90 for kill in kills)
+    assert {kill.kind for kill in kills[:3]} == {kill.kind for kill in kills[3:]} == {*KillKind}
+    assert all(0 <= kill.rank < 4 for kill in kills)
+
+
+def test_a_short_training_is_killed_at_one_step_several_times() -> None:
+    assert [kill.step for kill in choose_kills(0, 3, [0, 1], 1)] == [1, 1, 1]
+
+
+def saved(steps: range, every: int | None = None, last: int | None = None) -> list[int]:
+    policy = proof_steps(every, last)
+    return [step for step in steps if policy.should_save(step, (), context=CONTEXT)]
+
+
+def test_the_saved_steps_follow_from_the_step_alone() -> None:
+    assert saved(range(40)) == [*range(17), 18, 20, 22, 24, 26, 28, 30, 32, 36]
+    assert len(saved(range(100_000))) < 130
+    assert saved(range(20), every=8, last=13) == [0, 8, 13, 16]
