@@ -21,6 +21,7 @@ from holdfast.format.paths import Path, path_name
 LOADERS_MAX = 20
 DEPTH_MAX = 100
 _CONTAINERS = (dict, list, tuple)
+_TRAINERS = ("accelerate", "lightning", "torchtitan", "transformers")
 _LOADERS = ("DataLoader", "StatefulDataLoader")
 
 
@@ -161,6 +162,29 @@ def program_facts(state: object) -> ProgramFacts:
         loaders=tuple(loaders),
         is_deterministic=torch.are_deterministic_algorithms_enabled() if torch else None,
     )
+
+
+def loader_problem(state: object) -> str | None:
+    """Return what is wrong with a loader beside a `RandomState` in the state; None: nothing.
+
+    Trainers of other projects make iterators in their own way, which their integrations follow:
+    with these only loaders that are leaves of the state count.
+    """
+    if "torch.utils.data" not in sys.modules or not any(
+        type(leaf).__name__ == "RandomState" for _, leaf in _leaves(state, ())
+    ):
+        return None
+    has_trainer = any(name in sys.modules for name in _TRAINERS)
+    for loader in program_facts(state).loaders:
+        is_meant = loader.in_state or (loader.is_random and not has_trainer)
+        if loader.is_torch and is_meant and not loader.has_generator:
+            return (
+                f"the state has a RandomState, and a {loader.name} draws from PyTorch's generator "
+                "of all each time that it is iterated over, also after a restart: from there on "
+                "all random numbers differ. Give it generator=torch.Generator().manual_seed(0); "
+                "see holdfast.torch.ExactLoader, and `holdfast prove`"
+            )
+    return None
 
 
 def _leaves(node: object, path: Path) -> Iterator[tuple[Path, Any]]:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from holdfast.adapt.contract import Framework, Processes
+from holdfast.adapt.program_facts import loader_problem
 from holdfast.clock import Clock
 from holdfast.errors import FencedError, InvalidArgumentError, UnsupportedLeafError
 from holdfast.format.names import CheckpointId
@@ -144,6 +145,8 @@ class DueSaves:
             raise
         taking = Taking(id=checkpoint, time=self.clock.now(), metrics=checked)
         plan = self.planner.plan(snapshot, taking)
+        if not position.steps.accepted:
+            self._warn_of_loader(state)
         position.steps.note_taken(step, due, place.control.cells)
         position.saver.submit(
             SaveRequest(
@@ -161,6 +164,12 @@ class DueSaves:
         if due.is_preemption:
             self._stop_at(checkpoint, place)
         return True
+
+    def _warn_of_loader(self, state: object) -> None:
+        """Warn at the first save of an attempt of a loader whose restart is not exact."""
+        problem = loader_problem(state)
+        if problem is not None:
+            log.warning("%s", problem)
 
     def is_stopping_alone(self) -> bool:
         """Return whether a preemption was announced, and this process stops at its next step.

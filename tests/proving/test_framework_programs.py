@@ -1,0 +1,65 @@
+"""Whole trainings with PyTorch and with JAX are exact, and each cause is found where it is left in.
+
+Epochs end between the kill and the end of the training, and there are dropout and evaluation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.hosts import Host, host
+from tests.proving.proofs import EXAMPLES, proof_of
+
+TORCH, JAX = EXAMPLES / "torch_training.py", EXAMPLES / "jax_training.py"
+KILLED_AT_2 = {"kill_count": 1, "seed": 1, "every": 1}
+"""By SIGKILL, in the middle of the first epoch."""
+
+
+@pytest.fixture(scope="module")
+def shared_host() -> Iterator[Host]:
+    with host() as made:
+        made.variables["OMP_NUM_THREADS"] = "1"
+        yield made
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(("program", "stem"), [(TORCH, "torch"), (JAX, "")])
+def test_the_training_from_scratch_is_exact_with_each_kind_of_kill(
+    shared_host: Host, tmp_path: Path, program: Path, stem: str
+) -> None:
+    proof = proof_of(shared_host, tmp_path, program, stem=stem, every=1)
+    assert proof["identical"], proof
+    assert {kill["kind"] for kill in proof["kills"]} == {"sigkill", "sigterm", "host"}
+    assert proof["steps"] == [*range(16)]
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(
+    ("case", "cause"),
+    [
+        ("no-generator", "a loader without generator="),
+        ("no-exact-loader", "a loader's generator left out"),
+        ("no-random-state", "a random state that is not in the state"),
+        ("no-loader", "an iterator left out"),
+        ("plain-loader", "a loader without a state"),
+        ("worker-randomness", "random augmentation in loader workers"),
+        ("sampler-epoch", "a sampler's epoch"),
+    ],
+)
+def test_each_cause_is_found_with_pytorch(
+    shared_host: Host, tmp_path: Path, case: str, cause: str
+) -> None:
+    proof = proof_of(shared_host, tmp_path, TORCH, case, stem="torch", **KILLED_AT_2)
+    assert (proof["identical"], proof["deterministic"]) == (False, True), proof
+    assert proof["causes"][0]["name"] == cause
+
+
+@pytest.mark.soak
+def test_an_iterator_left_out_is_found_with_jax(shared_host: Host, tmp_path: Path) -> None:
+    proof = proof_of(shared_host, tmp_path, JAX, "--careless", stem="", **KILLED_AT_2)
+    assert (proof["identical"], proof["deterministic"]) == (False, True), proof
+    assert proof["first_difference"]["step"] == 2
+    assert proof["causes"][0]["name"] == "an iterator left out"
