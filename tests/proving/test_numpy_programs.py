@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.hosts import Host, host
+from tests.cli.command_line import INTERRUPTIBLE
+from tests.hosts import Host, host, is_running, wait_until
 from tests.proving.proofs import EXAMPLES, proof_of
 
 PROGRAM = EXAMPLES / "numpy_training.py"
@@ -105,3 +109,19 @@ def test_randomness_without_a_seed_is_told_from_a_bad_restart(
     assert proof["first_difference"]["step"] == 0
     assert proof["causes"][0]["name"] == "unseeded randomness from the start"
     assert "numpy.random.seed(0)" in proof["causes"][0]["cure"]
+
+
+def test_an_interrupted_proof_leaves_no_process_behind(shared_host: Host, tmp_path: Path) -> None:
+    body = SAVING.format(run="r", state={"w": 1}, steps=10**9)
+    path = program(tmp_path, body)
+    command = ["prove", "--directory", tmp_path / "proof", "--", sys.executable, path]
+    process = shared_host.start("-c", INTERRUPTIBLE, *command, stem="commands")
+    openings = tmp_path / "proof" / "uninterrupted" / "openings-0.jsonl"
+    wait_until(openings.exists)
+    (opening,) = map(json.loads, openings.read_text().splitlines())
+    wait_until(lambda: any(agent.trainers for agent in shared_host.agents()))
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert (process.returncode, err.splitlines()[-1]) == (130, "interrupted"), err
+    assert not is_running(opening["pid"])
+    assert shared_host.agent_processes() == []

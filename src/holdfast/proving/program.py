@@ -122,7 +122,7 @@ class ProgramRunner:
         self._signals = signals
         self._clock = clock
         self._note = note
-        self._opened: list[TrainerOpened] = []
+        self._agents: set[AgentOfRun] = set()
 
     def run(self, name: str, kills: Sequence[Kill] = ()) -> ProgramRun:
         """Run the program to its end, with these kills in the order of their steps.
@@ -134,27 +134,32 @@ class ProgramRunner:
         """
         folder = self._root / name.replace(" ", "-")
         folder.mkdir()
-        run, pending = ProgramRun(name, folder), list(kills)
-        started = self._clock.now()
-        with run.log.open("ab") as log:
-            starts = self._starts(log.fileno())
-            for count in itertools.count():
-                killed_before = len(run.kills)
-                end = self._run_once(starts, run, pending, count)
-                if self._signals.is_ending:
-                    raise KeyboardInterrupt
-                if end.is_finished:
-                    break
-                if len(run.kills) == killed_before:
-                    raise NotComparableError(_failed_text(run, end.code))
-        self._drain(started)
+        run, started = ProgramRun(name, folder), self._clock.now()
+        try:
+            with run.log.open("ab") as log:
+                self._run_to_end(self._starts(log.fileno()), run, list(kills))
+            self._drain(started)
+        finally:
+            for agent in self._agents:
+                end_agents(agent.run_id, agent.host)
+            self._agents.clear()
         return run
 
+    def _run_to_end(self, starts: Starts, run: ProgramRun, pending: list[Kill]) -> None:
+        for count in itertools.count():
+            killed_before = len(run.kills)
+            end = self._run_once(starts, run, pending, count)
+            if self._signals.is_ending:
+                raise KeyboardInterrupt
+            if end.is_finished:
+                return
+            if len(run.kills) == killed_before:
+                raise NotComparableError(_failed_text(run, end.code))
+
     def _drain(self, started: datetime) -> None:
-        """Wait until all saves are durable, and end the agents."""
-        agents = [AgentOfRun(run=o.run, run_id=o.run_id, host=o.host) for o in self._opened]
+        """Wait until all saves are durable."""
         problems = drain(
-            agents,
+            self._agents,
             DRAIN_SECS,
             started,
             lambda: self._signals.is_ending,
@@ -163,8 +168,6 @@ class ProgramRunner:
         )
         for problem in problems:
             self._note(f"holdfast prove: {problem}")
-        for agent in agents:
-            end_agents(agent.run_id, agent.host)
 
     def _put_order(self, folder: Path, pending: Sequence[Kill]) -> None:
         order = self._order
@@ -191,7 +194,8 @@ class ProgramRunner:
                     code = self._attend(child, run, pending, folder)
             finally:
                 opened = reported_openings(folder)
-                self._opened = list({(one.run_id, one.host): one for one in opened}.values())
+                for one in opened:
+                    self._agents.add(AgentOfRun(run=one.run, run_id=one.run_id, host=one.host))
             child.end_rest(self._clock)
             kill_left({report.pid for report in opened}, reports)
             has_finished = any(end.is_finished for end in reported_ends(folder))
