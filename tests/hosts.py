@@ -86,8 +86,10 @@ class Host:
         return found
 
     def agent(self) -> protocol.AgentStatus:
-        """The one agent there is."""
-        (status,) = self.agents()
+        """The one agent there is, once it answers: without a processor it may not in time."""
+        answers: list[protocol.AgentStatus] = []
+        wait_until(lambda: answers.extend(self.agents()) or answers)
+        (status,) = answers
         return status
 
     def kill_agent(self) -> int:

@@ -120,7 +120,7 @@ def test_rm_beside_a_live_run_and_clean_of_what_is_left(one_host: Host, tmp_path
     assert "000000000.1" not in steps(live_run)
     await_line(live, "2")
 
-    (own,) = one_host.agents()
+    own = one_host.agent()
     train(one_host, idle_run, steps=2, lost=True, linger=600)
     found = answer(one_host, "clean", "--yes")
     (row,) = found["found"]
@@ -129,7 +129,7 @@ def test_rm_beside_a_live_run_and_clean_of_what_is_left(one_host: Host, tmp_path
     assert not is_running(row["pid"])
     assert not Path(row["folder"]).exists()
     # The live run is as it was.
-    assert [agent.pid for agent in one_host.agents()] == [own.pid]
+    assert one_host.agent().pid == own.pid
     live.kill()
     live.wait()
     assert answer(one_host, "stop", live_run)["problems"] == []

@@ -26,7 +26,7 @@ ALWAYS = {"Exception", "BaseException", "object"}
 MODULES = ("orbax.checkpoint", "holdfast.interop.orbax")
 
 pytestmark = [
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(900),
     pytest.mark.skipif(
         importlib.util.find_spec("orbax") is None, reason="Orbax cannot be had here"
     ),
@@ -52,7 +52,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
         ]
         for process in running:
             try:
-                assert process.wait(250) == 0
+                assert process.wait(850) == 0
             finally:
                 process.kill()
     return {name: json.loads((folder / f"{name}.json").read_text()) for name in MODULES}

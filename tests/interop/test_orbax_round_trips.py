@@ -19,7 +19,7 @@ if importlib.util.find_spec("orbax") is None:
 
 from tests.interop.orbax_round_trips import TRIPS, differences  # noqa: E402
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +32,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
             env=made.environment,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            timeout=250,
+            timeout=850,
             check=True,
         )
     found: dict[str, list[str]] = json.loads((folder / "seen.json").read_text())
