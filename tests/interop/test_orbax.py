@@ -20,7 +20,7 @@ from tests.hosts import host
 from tests.interop.orbax_v1_programs import PROGRAMS
 
 SCRIPT = Path(__file__).with_name("orbax_sequences.py")
-SEEDS = 4
+SEEDS = 2
 DEVICES = "--xla_force_host_platform_device_count=8"
 ALWAYS = {"Exception", "BaseException", "object"}
 MODULES = ("orbax.checkpoint", "holdfast.interop.orbax")
