@@ -366,3 +366,20 @@ def test_a_place_is_unused_until_something_whole_is_stored_there(tmp_path: Path)
         DiskStore(store.root / "record.json", SystemClock()).is_unused()
     with pytest.raises(StorageError):
         DiskStore(store.root / "record.json" / "run", SystemClock()).prepare_place()
+
+
+def test_new_files_are_opened_for_reading_too(tmp_path: Path) -> None:
+    opened: dict[str, int] = {}
+
+    class NotingFiles(LocalFileSystem):
+        def open(self, path: Path, flags: int, mode: int = 0o600) -> int:
+            if flags & os.O_CREAT:
+                opened[path.name] = flags & os.O_ACCMODE
+            return super().open(path, flags, mode)
+
+    store = DiskStore(tmp_path, SystemClock(), NotingFiles())
+    store.put("a", b"a" * 10_000)
+    store.put_if_absent("b", b"b")
+    # A mount by smbnetfs is gone for seconds where the size of any other file is set.
+    assert len(opened) == 2
+    assert set(opened.values()) == {os.O_RDWR}

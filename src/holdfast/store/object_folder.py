@@ -181,7 +181,8 @@ class ObjectFolder:
 
     def create_file(self, path: Path, flags: int) -> int:
         """Open a new file for writing, creating its folder if missing; return the descriptor."""
-        flags |= os.O_WRONLY | os.O_CREAT | os.O_EXCL
+        # For writing alone, smbnetfs loses its connection once the file's size is set.
+        flags |= os.O_RDWR | os.O_CREAT | os.O_EXCL
         return self.in_folder(path, lambda: self.files.open(path, flags, 0o666))
 
     def in_folder(self, path: Path, make: Callable[[], T]) -> T:
