@@ -45,6 +45,27 @@ def test_a_rank_whose_heartbeats_end_is_named_and_one_that_never_began_is_not() 
         other.is_broken = False
 
 
+def test_a_rank_that_never_began_is_lost_if_nothing_is_heard_of_its_host_either() -> None:
+    words, looks = OfOneRank(), list[set[int]]()
+    is_heard_at_times = True
+
+    def quiet_ranks() -> set[int]:
+        # The host of rank 2 is heard just before the rank would be lost.
+        is_heard = is_heard_at_times and len(looks) % MISSED_MAX == 0
+        looks.append(set() if is_heard else {1, 2})
+        return looks[-1]
+
+    watching = heartbeats(words, 0)
+    watching.quiet_ranks = quiet_ranks
+    with watching.running() as lost, heartbeats(words, 1).running():
+        wait_until(lambda: len(looks) > 3 * MISSED_MAX)
+        assert lost() is None
+        is_heard_at_times = False
+        wait_until(lambda: lost() is not None)
+        with pytest.raises(ProcessLostError, match="rank 2 of 3 sent no heartbeat"):
+            raise lost()
+
+
 def test_ranks_that_live_are_not_lost_and_leave_nothing_behind() -> None:
     words = MemoryWords()
     before = threading.active_count()

@@ -127,6 +127,7 @@ def _join(directory: str | os.PathLike[str], options: Options, process: JobProce
     process.session = session
     reports = rendezvous.reports
     reports.ask = lambda: session.ask_briefly("job", protocol.Empty(), JobStatus, RANKS_ASK_SECS)
+    reports.ask_quiet = lambda: session.ask_briefly("quiet", protocol.Empty(), protocol.QuietHosts)
     progress.describe_parts = reports.parts_text
     steps = SaveSchedule(session.place.origin, options, process.processes.count)
     if process.link is not None:

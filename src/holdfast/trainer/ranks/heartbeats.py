@@ -8,7 +8,8 @@ entries of that time first. The error of rank 0 ends the decision for all ranks.
 if it ends with its host, the service ends too, or torchrun, which holds it, ends the other ranks.
 
 Invariants:
-- A rank without an entry is not judged: it may begin later, and the decision's timeout counts.
+- A rank without an entry may begin later, and the decision's timeout counts; but if for the same
+  time nothing is heard of its host either, it is lost too.
 - Rank 0 removes the entries that it has seen, and each rank at its end those that are left of it.
 
 Assumes that no rank is kept from running Python for `BEAT_SECS * MISSED_MAX`.
@@ -42,6 +43,7 @@ class Heartbeats:
         rank: This rank.
         count: The number of ranks.
         named: Returns ranks as text for users.
+        quiet_ranks: Returns the ranks on hosts of which nothing is heard.
     """
 
     entries: KeyValues
@@ -49,6 +51,7 @@ class Heartbeats:
     rank: int
     count: int
     named: Callable[[Collection[int]], str] = ranks_text
+    quiet_ranks: Callable[[], Collection[int]] = frozenset
     beat_secs: float = BEAT_SECS
     _next: dict[int, int] = field(default_factory=dict)
     _missed: dict[int, int] = field(default_factory=dict)
@@ -98,6 +101,8 @@ class Heartbeats:
                 self.entries.delete(f"{self.folder}/{self.rank}", [str(n) for n in range(own)])
 
     def _look(self) -> None:
+        has_all_begun = all(self._next.get(rank) for rank in range(1, self.count))
+        quiet = frozenset() if has_all_begun else self.quiet_ranks()
         for rank in range(1, self.count):
             number = first = self._next.get(rank, 0)
             while self.entries.get(f"{self.folder}/{rank}/{number}") is not None:
@@ -106,5 +111,7 @@ class Heartbeats:
             self._next[rank] = number
             if number > first:
                 self._missed[rank] = 0
-            elif rank in self._missed:
-                self._missed[rank] += 1
+            elif number or rank in quiet:
+                self._missed[rank] = self._missed.get(rank, 0) + 1
+            else:
+                self._missed.pop(rank, None)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from holdfast.coordination.rank_runs import ranks_text
 from holdfast.format.names import CheckpointId
+from holdfast.host.wire.protocol import QuietHosts
 from holdfast.launchers import NO_LAUNCH, Launch
 from holdfast.observe.run_status import JobHostStatus, JobStatus
 
@@ -22,29 +23,38 @@ ASK_SECS = 4.0
 the ranks' deadlines differ."""
 
 
-def _no_answer() -> JobStatus | None:
+def _no_answer() -> None:
     return None
 
 
 @dataclass(slots=True)
 class RankReports:
-    """What is known of the job's ranks. Owned by the training thread.
+    """What is known of the job's ranks. Owned by the training thread; any calls `quiet_ranks`.
 
     Attributes:
         count: The number of ranks.
         launch: What has started this process.
         hosts: The host of each rank; empty until the ranks have met.
         ask: Asks the agents of all hosts; returns None if they do not answer.
+        ask_quiet: Asks this host's agent for the hosts of which nothing is heard; likewise.
     """
 
     count: int
     launch: Launch = NO_LAUNCH
     hosts: tuple[str, ...] = ()
     ask: Callable[[], JobStatus | None] = _no_answer
+    ask_quiet: Callable[[], QuietHosts | None] = _no_answer
 
     def host_of(self, rank: int) -> str:
         """Return the host of a rank; empty if it is not known."""
         return self.hosts[rank] if self.hosts else self.launch.host_of(rank, self.count)
+
+    def quiet_ranks(self) -> set[int]:
+        """Return the ranks on hosts of which this host's agent hears nothing."""
+        quiet = self.ask_quiet() if self.hosts else None
+        if quiet is None:
+            return set()
+        return {rank for rank, host in enumerate(self.hosts) if host in quiet.hosts}
 
     def named(self, ranks: Collection[int]) -> str:
         """Return ranks and their hosts as text: `ranks 1, 3 (on b, d)`."""

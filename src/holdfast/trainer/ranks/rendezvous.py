@@ -197,8 +197,9 @@ class Rendezvous:
         if self._entries is None:
             return contextlib.nullcontext(_no_trouble)
         folder = f"{ROOT}/heartbeats-{self._numbers.next}"
+        reports = self.reports
         return Heartbeats(
-            self._entries, folder, self.rank, self.count, self.reports.named
+            self._entries, folder, self.rank, self.count, reports.named, reports.quiet_ranks
         ).running()
 
     def fail_next(self, name: str, error: BaseException) -> None:
