@@ -117,7 +117,7 @@ class DirectoryWatch:
         raise AgentUnavailableError(
             f"open {path}: expected the directory of run {config.run_id} that the agent on host "
             f"{config.host} holds, {self._run.path}, found another one; open that one, or stop "
-            "the agent (`holdfast stop`)"
+            f"the agent (`holdfast stop {self._run.path}`)"
         )
 
     async def check_once(self) -> None:

@@ -350,7 +350,7 @@ class Restorer:
             tried.restoration.process_values = ()
         if len(tried.sources.parts) != self.rounds.count:
             _keep_objects(tried.restoration, request)
-        _check_processes(tried.sources, tried.restoration, self.rounds.count)
+        _check_processes(tried.sources, tried.restoration, self.rounds.count, request.call)
         targets = tried.restoration.targets
         if is_outside:
             # A slot that this process borrows would be missing to the live run's next save.
@@ -428,7 +428,7 @@ def _keep_objects(restoration: Restoration, request: RestoreRequest) -> None:
 
 
 def _check_processes(
-    sources: CheckpointSources, restoration: Restoration, process_count: int
+    sources: CheckpointSources, restoration: Restoration, process_count: int, call: str
 ) -> None:
     """Check that the checkpoint has one state of each object that divides none for each process."""
     divided = {*restoration.divided}
@@ -436,7 +436,7 @@ def _check_processes(
     if paths and len(sources.parts) != process_count:
         step = sources.id.step
         raise StructureMismatchError(
-            f"restore step {step}: expected {counted(process_count, 'state')} of each "
+            f"{call} step {step}: expected {counted(process_count, 'state')} of each "
             f"object ({', '.join(map(path_name, paths[:5]))}), one for each process of this job, "
             f"found {len(sources.parts)}. Restore a state without these objects, with their names "
             "as partial=..., and divide among them the states that "
