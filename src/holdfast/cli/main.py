@@ -15,6 +15,7 @@ import click
 
 from holdfast import __version__, environment
 from holdfast.cli.advise import advise
+from holdfast.cli.bisect import bisect
 from holdfast.cli.clean import clean
 from holdfast.cli.copy import copy
 from holdfast.cli.demo import demo
@@ -69,6 +70,7 @@ for _command in (
     doctor,
     run,
     prove,
+    bisect,
     demo,
 ):
     commands.add_command(_command)

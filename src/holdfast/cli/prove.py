@@ -83,7 +83,7 @@ def prove(
         return ColdStarts(command, output_fd)
 
     try:
-        with _folder(directory) as root, signals.handled():
+        with proof_folder(directory) as root, signals.handled():
             proof = prove_program(request, starts, root, signals, SystemClock(), output.note)
     except HoldfastError as error:
         output.print_error(str(error))
@@ -98,7 +98,8 @@ def prove(
 
 
 @contextlib.contextmanager
-def _folder(directory: Path | None) -> Iterator[Path]:
+def proof_folder(directory: Path | None) -> Iterator[Path]:
+    """Yield the new folder for what a program saves: the one given, or a temporary one."""
     if directory is None:
         with tempfile.TemporaryDirectory(
             prefix="holdfast-proof-", ignore_cleanup_errors=True

@@ -124,8 +124,18 @@ class ProgramRunner:
         self._note = note
         self._agents: set[AgentOfRun] = set()
 
-    def run(self, name: str, kills: Sequence[Kill] = ()) -> ProgramRun:
+    def run(
+        self,
+        name: str,
+        kills: Sequence[Kill] = (),
+        begin: Callable[[Path], None] = lambda folder: None,
+    ) -> ProgramRun:
         """Run the program to its end, with these kills in the order of their steps.
+
+        Args:
+            name: its name in results.
+            kills: what is done to it.
+            begin: called with its folder before it starts.
 
         Raises:
             NotComparableError: it failed by itself.
@@ -134,6 +144,7 @@ class ProgramRunner:
         """
         folder = self._root / name.replace(" ", "-")
         folder.mkdir()
+        begin(folder)
         run, started = ProgramRun(name, folder), self._clock.now()
         try:
             with run.log.open("ab") as log:

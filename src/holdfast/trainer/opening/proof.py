@@ -118,8 +118,11 @@ def proof_steps(every: int | None, last_step: int | None) -> SaveDecisionPolicy:
 
 def _folder_of(place: object) -> Path | None:
     folder = os.environ.get(PROOF_VARIABLE)
-    if not folder:
-        return None
+    return folder_in(Path(folder), place) if folder else None
+
+
+def folder_in(folder: Path, place: object) -> Path:
+    """Return where a run that the program opens at `place` is, in the folder of its own run."""
     location = RunLocation.parse(place)
     runs = Path(folder, "runs")
     if location.text.startswith(f"{runs}/"):

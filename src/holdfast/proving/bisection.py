@@ -1,0 +1,173 @@
+"""Find where a run of the past is not reproduced: replay it from its own checkpoints.
+
+1. The program goes on from a checkpoint of the run, in a folder of its own, and saves each step.
+   The run's later checkpoints are compared with it, up to the first one that differs.
+2. From the last checkpoint that was equal it is replayed once more. If both replays agree, the run
+   itself has gone wrong between the two checkpoints, or has been computed by another program. If
+   they differ, the program is not deterministic, and the first step that differs is where.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from enum import Enum
+from pathlib import Path
+
+from holdfast.clock import Clock
+from holdfast.proving.program import NotComparableError, ProgramRunner
+from holdfast.proving.verdict import SavedRun, Verdict, judge, read_run
+from holdfast.supervise.command import Signals, Starts
+from holdfast.trainer.opening.proof import ProofOrder, folder_in
+from holdfast.trainer.run import open_run
+from holdfast.trainer.run_copies import copy_run
+
+
+class Outcome(Enum):
+    """What the replays have shown."""
+
+    REPRODUCED = "reproduced"
+    NOT_REPRODUCED = "not reproduced"
+    """Two replays agree with each other, and not with the run."""
+    NOT_DETERMINISTIC = "not deterministic"
+    """The replays differ from each other."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BisectRequest:
+    """What is to be replayed.
+
+    Attributes:
+        directory: the run, spelt as the program names it.
+        first: the step from whose checkpoint on; None: the oldest one.
+        last: the step of the last checkpoint to compare; None: the newest one.
+        every: the distance of the steps that the replays save.
+    """
+
+    directory: str
+    first: int | None = None
+    last: int | None = None
+    every: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bisection:
+    """The result.
+
+    Attributes:
+        outcome: what the replays have shown.
+        reproduced: the last step that was reproduced.
+        step: the first step that was not; None: all were. Of a run it is that of a checkpoint, and
+            what went wrong did so after `reproduced` and up to it.
+        verdict: the comparison that has shown it.
+        is_second_equal: whether the second replay agrees with the run, and the first does not.
+    """
+
+    outcome: Outcome
+    reproduced: int
+    step: int | None
+    verdict: Verdict
+    is_second_equal: bool = False
+
+    @property
+    def document(self) -> dict[str, object]:
+        """The result as JSON shows it."""
+        first = self.verdict.first
+        return {
+            "outcome": self.outcome.name.lower(),
+            "reproduced": self.reproduced,
+            "step": self.step,
+            "second_replay_agrees_with_the_run": self.is_second_equal,
+            "differences": []
+            if first is None
+            else [{**asdict(d), "text": d.text} for d in first.differences],
+        }
+
+
+def bisect(
+    request: BisectRequest,
+    starts: Callable[[int], Starts],
+    root: Path,
+    signals: Signals,
+    clock: Clock,
+    note: Callable[[str], None],
+) -> Bisection:
+    """Replay a run between two of its checkpoints.
+
+    Args:
+        request: the run, and between which checkpoints.
+        starts: returns what starts the program, for the descriptor of the file for its output.
+        root: the folder for all that the program saves, which exists and is empty.
+        signals: the received signals, which are forwarded to the program.
+        clock: the time.
+        note: shows one line to the user.
+
+    Raises:
+        NotComparableError: the run has fewer than two checkpoints there, or the program does not go
+            on from it.
+        CommandNotRunError: the program cannot be started.
+        HoldfastError: what was saved cannot be read.
+    """
+    steps = _steps(request)
+
+    def replay(name: str, first: int, last: int) -> SavedRun:
+        def begin(folder: Path) -> None:
+            copy_run(request.directory, folder_in(folder, request.directory), [first])
+
+        order = ProofOrder(every=request.every, last_step=last)
+        runner = ProgramRunner(starts, root, order, signals, clock, note)
+        note(f"holdfast bisect: {name}: from step {first} to {last}")
+        replayed = read_run(runner.run(name, begin=begin).folder, "the program")
+        if replayed.directory != str(folder_in(root / name.replace(" ", "-"), request.directory)):
+            raise NotComparableError(
+                f"bisect {request.directory}: expected a program that opens this run, found that "
+                "it opens another directory; name the run as the program does"
+            )
+        return replayed
+
+    original = SavedRun(directory=request.directory, steps=tuple(steps), saves={})
+    one = replay("first replay", steps[0], steps[-1])
+    verdict = judge(original, one)
+    if verdict.is_equal:
+        _check_reached(request, verdict, steps[-1])
+        return Bisection(
+            outcome=Outcome.REPRODUCED, reproduced=steps[-1], step=None, verdict=verdict
+        )
+    bad = verdict.steps[-1]
+    good = max(step for step in steps if step < bad)
+    other = replay("second replay", good, bad)
+    between = judge(one, other, bad)
+    if between.is_equal:
+        return Bisection(outcome=Outcome.NOT_REPRODUCED, reproduced=good, step=bad, verdict=verdict)
+    return Bisection(
+        outcome=Outcome.NOT_DETERMINISTIC,
+        reproduced=max((step for step in between.steps[:-1]), default=good),
+        step=between.steps[-1],
+        verdict=between,
+        is_second_equal=judge(original, other, bad).is_equal,
+    )
+
+
+def _steps(request: BisectRequest) -> list[int]:
+    """Return the steps of the run's checkpoints to compare, at least two."""
+    with open_run(request.directory) as run:
+        steps = [
+            step
+            for step in run.all_steps()
+            if (request.first is None or step >= request.first)
+            and (request.last is None or step <= request.last)
+        ]
+    if len(steps) < 2:
+        raise NotComparableError(
+            f"bisect {request.directory}: expected two checkpoints at least to replay between, "
+            f"found those of steps {steps}; keep more with a preservation policy"
+        )
+    return steps
+
+
+def _check_reached(request: BisectRequest, verdict: Verdict, last: int) -> None:
+    if verdict.steps[-1] != last:
+        raise NotComparableError(
+            f"bisect {request.directory}: expected the program to reach step {last}, found step "
+            f"{verdict.steps[-1]} as its last checkpoint; does it end earlier than the run has?"
+        )

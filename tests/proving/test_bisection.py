@@ -1,0 +1,102 @@
+"""Replays of a run that was right, of one that went wrong, and of a program without one result."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.hosts import Host, host
+
+PROGRAM = """
+import os, sys
+import numpy as np
+import holdfast
+from holdfast import preservation_policy, save_decision_policy
+
+policies = {
+    "save_decision_policy": save_decision_policy.FixedIntervalPolicy(5),
+    "preservation_policy": preservation_policy.LatestN(None),
+}
+with holdfast.CheckpointManager("run", framework="numpy", **policies) as manager:
+    start, state = manager.resume({"w": np.zeros(50), "n": 0})
+    for step in range(start, 21):
+        state["w"] = 0.9 * state["w"] + np.sin(np.arange(50) + step)
+        state["n"] = step
+        if step == 12 and os.environ.get("FAULT") == "flip":
+            state["w"].view(np.uint8)[123] ^= 16
+        if step == 13 and "--random" in sys.argv:
+            state["w"][7] += np.frombuffer(os.urandom(1), np.uint8)[0] + 1
+        manager.save(step, state)
+        manager.wait_until_finished()
+    manager.finish(20, state)
+"""
+
+
+@pytest.fixture
+def one_host() -> Iterator[Host]:
+    with host() as made:
+        yield made
+
+
+def bisected(host: Host, folder: Path, *arguments: str, fault: str = "") -> tuple[int, dict]:
+    """Train in `folder`, then bisect; return the exit code and the result."""
+    (folder / "train.py").write_text(PROGRAM)
+    program = [sys.executable, "train.py", *arguments]
+    trained = subprocess.run(
+        program,
+        cwd=folder,
+        env={**host.environment, "FAULT": fault},
+        capture_output=True,
+        text=True,
+    )
+    assert trained.returncode == 0, trained.stderr
+    command = [sys.executable, "-m", "holdfast", "bisect", "run", "--json", "--", *program]
+    done = subprocess.run(command, cwd=folder, env=host.environment, capture_output=True, text=True)
+    assert done.stdout, done.stderr
+    return done.returncode, json.loads(done.stdout)
+
+
+def test_a_run_that_went_wrong_is_told_from_its_replays(one_host: Host, tmp_path: Path) -> None:
+    code, found = bisected(one_host, tmp_path, fault="flip")
+    assert (code, found["outcome"]) == (1, "not_reproduced")
+    assert (found["reproduced"], found["step"]) == (10, 15)
+    assert [difference["name"] for difference in found["differences"]] == ["w"]
+
+
+@pytest.mark.soak
+def test_a_run_that_is_right_is_reproduced(one_host: Host, tmp_path: Path) -> None:
+    code, found = bisected(one_host, tmp_path)
+    assert (code, found["outcome"], found["reproduced"]) == (0, "reproduced", 20)
+
+
+@pytest.mark.soak
+def test_a_program_that_is_not_deterministic_is_found_at_its_step(
+    one_host: Host, tmp_path: Path
+) -> None:
+    code, found = bisected(one_host, tmp_path, "--random")
+    assert (code, found["outcome"]) == (1, "not_deterministic")
+    assert (found["reproduced"], found["step"]) == (12, 13)
+
+
+def test_a_run_with_one_checkpoint_cannot_be_judged(one_host: Host, tmp_path: Path) -> None:
+    (tmp_path / "save.py").write_text(
+        "import numpy as np, holdfast\n"
+        "with holdfast.CheckpointManager('run', framework='numpy') as manager:\n"
+        "    manager.finish(0, {'w': np.ones(3)})\n"
+    )
+    program = [sys.executable, "save.py"]
+    subprocess.run(program, cwd=tmp_path, env=one_host.environment, check=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "holdfast", "bisect", "run", "--", *program],
+        cwd=tmp_path,
+        env=one_host.environment,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 2
+    assert "expected two checkpoints at least" in done.stderr
