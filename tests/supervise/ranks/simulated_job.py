@@ -88,6 +88,8 @@ class Job:
             return
         elif process.is_broken or self.has_lost(process) or self.is_saving:
             self.leave(member, process)
+        elif process.asks:
+            return
         elif self.random.random() < 0.5:
             self.step += 1
         elif self.step >= STEPS:

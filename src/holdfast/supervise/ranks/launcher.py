@@ -137,11 +137,13 @@ class Launcher:
         due_secs = self._membership.next_secs
         secs = LOOK_SECS if due_secs is None else max(TICK_SECS, due_secs - now_secs)
         events = [key.data for key, _ in self._selector.select(secs)]
-        # What a process has sent before its end counts before its end.
+        # What a process has sent before its end counts before its end. Each event may end the job.
         for member in [m for m, is_end in events if not is_end]:
-            self._hear(member)
+            if member in self._processes:
+                self._hear(member)
         for member in [m for m, is_end in events if is_end]:
-            self._reap(member)
+            if member in self._processes:
+                self._reap(member)
         now_secs = self._clock.monotonic()
         if os.getppid() != self._supervisor:
             # It was killed, and nobody restarts the job.
