@@ -149,7 +149,7 @@ def _unseeded(evidence: Evidence) -> Iterator[Cause]:
             f"{evidence.step} without any kill",
             f"call {_listed(SEEDS, drawn)} at the start of the program",
         )
-    elif evidence.is_from_start:
+    elif evidence.is_from_start and not [*_times(evidence)]:
         yield Cause(
             "unseeded randomness from the start",
             f"the first checkpoint, of step {evidence.step}, differs without any kill",

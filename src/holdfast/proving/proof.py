@@ -18,6 +18,7 @@ from holdfast.proving.causes import Cause, Evidence, cause_documents, likely_cau
 from holdfast.proving.plan import choose_kills
 from holdfast.proving.program import Kill, NotComparableError, ProgramRun, ProgramRunner
 from holdfast.proving.verdict import SavedRun, Verdict, judge, read_run
+from holdfast.quantities import counted
 from holdfast.supervise.command import Signals, Starts
 from holdfast.trainer.opening.proof import ProofOrder
 
@@ -134,7 +135,7 @@ def prove(
         )
     rank_count = max(len(a.saves), 1)
     kills = choose_kills(request.seed, request.kill_count, steps, rank_count)
-    note(f"holdfast prove: it runs again, with {len(kills)} kills")
+    note(f"holdfast prove: it runs again, with {counted(len(kills), 'kill')}")
     killed = runner.run("with kills", kills)
     if not killed.kills:
         raise NotComparableError(
