@@ -127,7 +127,8 @@ class DueSaves:
         if step in position.steps.accepted and (is_repeated or not force):
             position.progress.raised_at = None
             return True
-        position.steps.stop.warn_unasked(step, asked_secs)
+        if position.steps.stop.at is not None:
+            position.steps.stop.warn_unasked(step, asked_secs)
         place = self._present_place()
         due = position.steps.due(step, place.control.cells, self.is_stopping_alone(), force)
         if not due.is_any:
