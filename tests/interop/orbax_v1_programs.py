@@ -395,3 +395,31 @@ def items_that_are_gone_or_damaged(module, folder):
         sorted(ocp.checkpointables_metadata(folder / "b").metadata),
         ocp.checkpointables_metadata(folder / "b").metadata["two"] is None,
     ]
+
+
+@program
+def trees_that_are_merged(module, folder):
+    first, second = {"a": 1, "b": {"c": 2}, "l": [{"x": 1}, None]}, {"d": 3, "b": {"e": 4}}
+    longer, other = {"l": [{"y": 2}, 5, 6]}, {"l": [{"y": 2}, 5]}
+    pairs = [(first, second), (first, {"a": 9}), (first, longer), (first, other), (first, {"b": 7})]
+    return [
+        shown(module.merge_trees(first, second)),
+        module.v1.tree.merge(),
+        *(attempt(lambda p=p: module.v1.tree.merge(*p)) for p in pairs),
+        *(attempt(lambda p=p: module.v1.tree.merge(*p, overwrite=True)) for p in pairs),
+    ]
+
+
+@program
+def handlers_of_the_first_interface(module, folder):
+    registry = module.handlers.DefaultCheckpointHandlerRegistry()
+    args, handler = module.args, module.StandardCheckpointHandler()
+    registry.add("a", args.StandardSave, handler)
+    copied = module.handlers.DefaultCheckpointHandlerRegistry(registry)
+    return [
+        registry.get("a", args.StandardSave) is handler,
+        [registry.has("a", args.StandardRestore), copied.has("a", args.StandardSave)],
+        attempt(lambda: registry.add("a", args.StandardSave, handler), plain),
+        attempt(lambda: registry.get("b", args.StandardSave), plain),
+        [item for item, _ in copied.get_all_entries()],
+    ]

@@ -46,7 +46,7 @@ from holdfast.interop.orbax.options import AsyncOptions as AsyncOptions
 from holdfast.interop.orbax.options import CheckpointManagerOptions as CheckpointManagerOptions
 from holdfast.interop.orbax.tiers import EmergencyCheckpointManager as EmergencyCheckpointManager
 
-checkpoint_args, merge_trees, utils = args, tree.merge_trees, shortcuts
+checkpoint_args, merge_trees, utils = args, tree.merge_by_path, shortcuts
 
 if not TYPE_CHECKING:
     __getattr__ = missing_names.refusal("")

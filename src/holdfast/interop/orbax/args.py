@@ -204,12 +204,12 @@ _handlers: dict[type, type] = {}
 
 
 def register_with_handler(
-    handler: type, for_save: bool = False, for_restore: bool = False
+    handler_cls: type, for_save: bool = False, for_restore: bool = False
 ) -> Callable[[type], type]:
     """Return a decorator that registers a class of arguments with the handler that takes it."""
 
     def registered(kind: type) -> type:
-        _handlers[kind] = handler
+        _handlers[kind] = handler_cls
         kind.is_for_save, kind.is_for_restore = for_save, for_restore  # type: ignore[attr-defined]
         return kind
 

@@ -112,15 +112,72 @@ def _own(handler: Any) -> CheckpointHandler | type[CheckpointHandler] | None:
 
 
 class CheckpointHandlerRegistry:
-    """Which handlers items have, by name; see `CheckpointManager(handler_registry=...)`."""
+    """Which handlers items have, by name and by the class of their arguments.
 
-    def __init__(self) -> None:
-        self.handlers: dict[str, Any] = {}
+    A manager takes the handlers of items with names: `CheckpointManager(handler_registry=...)`.
 
-    def add(self, item: str | None, args: type, handler: Any = None) -> None:
-        """Set the handler of the item; one without a name has no effect."""
-        if item is not None and handler is not None:
-            self.handlers[item] = handler
+    Args:
+        other_registry: Another one, whose entries are copied.
+    """
+
+    def __init__(self, other_registry: Any = None) -> None:
+        self._entries: dict[tuple[str | None, type], Any] = {}
+        if other_registry is not None:
+            self._entries.update(other_registry.get_all_entries())
+
+    @property
+    def handlers(self) -> dict[str, Any]:
+        """The handlers of the items with names."""
+        return {
+            item: handler
+            for (item, _), handler in self._entries.items()
+            if item is not None and handler is not None
+        }
+
+    def add(self, item: str | None, args: Any, handler: Any = None) -> None:
+        """Set the handler of an item, or without a name that of the arguments.
+
+        Raises:
+            InvalidArgumentError: A `ValueError`: there is one already.
+        """
+        key = item, _class_of(args)
+        if key in self._entries:
+            raise InvalidArgumentError(
+                f"registry.add: the item {item!r} has a handler for {key[1].__name__} already"
+            )
+        self._entries[key] = handler() if isinstance(handler, type) else handler
+
+    def get(self, item: str | None, args: Any) -> Any:
+        """Return the handler.
+
+        Raises:
+            NoHandlerError: A `KeyError`: there is none.
+        """
+        key = item, _class_of(args)
+        if key not in self._entries:
+            raise NoHandlerError(
+                f"registry.get: the item {item!r} has no handler for {key[1].__name__}"
+            )
+        return self._entries[key]
+
+    def has(self, item: str | None, args: Any) -> bool:
+        """Return whether there is a handler."""
+        return (item, _class_of(args)) in self._entries
+
+    def get_all_entries(self) -> dict[tuple[str | None, type], Any]:
+        """Return the handlers by item and class of arguments."""
+        return dict(self._entries)
+
+
+class NoHandlerError(InvalidArgumentError, KeyError):
+    """A registry has no handler of an item for a class of arguments."""
+
+    __str__ = Exception.__str__
+
+
+def _class_of(args: Any) -> type:
+    kind: type = args if isinstance(args, type) else type(args)
+    return kind
 
 
 DefaultCheckpointHandlerRegistry = CheckpointHandlerRegistry

@@ -73,11 +73,11 @@ def is_checkpoint_finalized(path: str | os.PathLike[str]) -> bool:
     return True
 
 
-def is_scalar(value: Any) -> bool:
+def is_scalar(x: Any) -> bool:
     """Return whether a value is a number."""
     import numpy as np
 
-    return isinstance(value, int | float | np.number)
+    return isinstance(x, int | float | np.number)
 
 
 if not TYPE_CHECKING:

@@ -55,14 +55,14 @@ def get_param_names(item: Any, *, include_empty_nodes: bool = True) -> Any:
     )
 
 
-def is_empty_node(node: Any) -> bool:
+def is_empty_node(x: Any) -> bool:
     """Return whether a node is a container without children."""
-    return not jax.tree_util.all_leaves([node]) and not _children(node)
+    return not jax.tree_util.all_leaves([x]) and not _children(x)
 
 
-def is_empty_or_leaf(node: Any) -> bool:
+def is_empty_or_leaf(x: Any) -> bool:
     """Return whether a node has no children."""
-    return jax.tree_util.all_leaves([node]) or not _children(node)
+    return jax.tree_util.all_leaves([x]) or not _children(x)
 
 
 def _children(node: Any) -> list[Any]:
@@ -185,12 +185,70 @@ def deserialize_tree(serialized: Any, target: Any, keep_empty_nodes: bool = Fals
     return jax.tree_util.tree_map_with_path(found, target, is_leaf=is_leaf)
 
 
-def merge_trees(*trees: Any, target: Any = None) -> Any:
-    """Return a tree with the leaves of all; of two at one path, that of the later tree."""
+def merge_by_path(*trees: Any, target: Any = None) -> Any:
+    """Return a tree with the leaves of all, in dicts; of two at one path, that of the later tree.
+
+    With `target`, the tree has its structure. It is `ocp.merge_trees`.
+    """
     merged: dict[Any, Any] = {}
     for tree in trees:
-        merged |= to_flat_dict(tree, keep_empty_nodes=True)
+        merged |= to_flat_dict(tree)
     return from_flat_dict(merged, target=target)
+
+
+def merge_trees(
+    *trees: Any, overwrite: bool = False, is_leaf: Callable[[Any], bool] | None = None
+) -> Any:
+    """Return a tree with the leaves of all: dicts by key, sequences of one length by index.
+
+    Args:
+        trees: The trees.
+        overwrite: Whether of two leaves at one path, or two nodes that do not fit together, that
+            of the later tree is taken.
+        is_leaf: Whether a node counts as a leaf; None: leaves and None do.
+
+    Raises:
+        StructureMismatchError: A `ValueError`: sequences have other lengths, or without
+            `overwrite` two trees have a leaf at one path, or nodes that do not fit together.
+    """
+
+    def counts_as_leaf(node: Any) -> bool:
+        if is_leaf is not None:
+            return is_leaf(node)
+        return node is None or jax.tree_util.all_leaves([node])
+
+    def merged(earlier: Any, later: Any, path: str) -> Any:
+        is_node = not counts_as_leaf(earlier) and not counts_as_leaf(later)
+        if is_node and isinstance(earlier, Mapping) and isinstance(later, Mapping):
+            both = {
+                key: merged(earlier[key], node, f"{path}/{key}") if key in earlier else node
+                for key, node in later.items()
+            }
+            return {**earlier, **both}
+        if is_node and isinstance(earlier, list | tuple) and type(earlier) is type(later):
+            if len(earlier) != len(later):
+                raise StructureMismatchError(
+                    f"merge_trees {path or 'at the root'}: expected sequences of one length, found "
+                    f"{len(earlier)} and {len(later)}"
+                )
+            pairs = zip(earlier, later, strict=True)
+            values = [merged(a, b, f"{path}/{i}") for i, (a, b) in enumerate(pairs)]
+            is_named = hasattr(earlier, "_fields")
+            return type(earlier)(*values) if is_named else type(earlier)(values)
+        if overwrite:
+            return later
+        raise StructureMismatchError(
+            f"merge_trees {path or 'at the root'}: expected nodes that fit together, found "
+            f"{type(earlier).__name__} and {type(later).__name__}; pass overwrite=True for the "
+            "later one"
+        )
+
+    if not trees:
+        return {}
+    whole = trees[0]
+    for tree in trees[1:]:
+        whole = merged(whole, tree, "")
+    return whole
 
 
 def with_key_data(tree: Any) -> Any:
@@ -204,12 +262,16 @@ def with_key_data(tree: Any) -> Any:
     return jax.tree_util.tree_map(of_leaf, tree)
 
 
-def to_shape_dtype_struct(item: Any, dtype: Any = None, scalar_dtype: type | None = None) -> Any:
+def to_shape_dtype_struct(
+    arr: Any, dtype: Any = None, scalar_dtype: type | None = None, support_format: bool = False
+) -> Any:
     """Return shape, dtype and sharding of an array, or of the metadata of a leaf.
 
-    Numbers stay, or become `scalar_dtype`. Keys become the arrays of their words. A tree is mapped
+    Layouts of devices are not stored, so `support_format` has no effect. Numbers stay, or become
+    `scalar_dtype`. Keys become the arrays of their words. A tree is mapped
     leaf by leaf, as Orbax's function of one leaf under `jax.tree.map`.
     """
+    del support_format
 
     def of_leaf(leaf: Any) -> Any:
         if isinstance(leaf, StringMetadata):
@@ -226,7 +288,7 @@ def to_shape_dtype_struct(item: Any, dtype: Any = None, scalar_dtype: type | Non
             return scalar_dtype(leaf)
         return leaf
 
-    return jax.tree_util.tree_map(of_leaf, with_key_data(item))
+    return jax.tree_util.tree_map(of_leaf, with_key_data(arr))
 
 
 if not TYPE_CHECKING:
