@@ -146,16 +146,21 @@ def refuses(directory: Path) -> None:
             with pytest.raises(StructureMismatchError) as told:
                 own.restore(state=wrong)
             assert isinstance(told.value, ValueError)
-        with pytest.raises(StepNotFoundError, match="99"):
+        with pytest.raises(StepNotFoundError, match="99") as missing:
             own.restore(step=99, state=specs(tf=tf_iterator(), counter=counter))
+        assert isinstance(missing.value, ValueError)
     with pytest.raises(InvalidArgumentError, match="mesh"):
         own.restore(state=specs(tf=tf_iterator(), counter=counter))
     with pytest.raises(InvalidArgumentError, match="keep_last_n"):
         checkpointer(directory, keep_last_n=0)
     other = directory.parent / "other"
     (other / "step_00000010").mkdir(parents=True)
-    with mesh(8, 1), pytest.raises(NotARunError, match="step_00000010"):
-        checkpointer(other).restore(state=specs())
+    with mesh(8, 1):
+        # A save that did not end.
+        assert checkpointer(other).restore(state=specs())[0] is None
+        (other / "step_00000010" / "index").write_text("[]")
+        with pytest.raises(NotARunError, match="step_00000010"):
+            checkpointer(other).restore(state=specs())
     own.stop()
 
 

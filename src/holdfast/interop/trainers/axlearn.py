@@ -51,11 +51,19 @@ except ImportError as error:
 PREEMPTED_STATUS = 143
 """The exit status of a process that SIGTERM ends."""
 _NEVER = 10**15
+STEP_PREFIX, INDEX = "step", "index"
+"""The names of the folders of AXLearn's own checkpointer, and of the file that commits one."""
 
 log = logging.getLogger(__name__)
 
 # AXLearn's configs take values of known types only.
 register_validator(match_fn=lambda value: isinstance(value, BuiltIn), validate_fn=lambda _: None)
+
+
+class MissingStepError(StepNotFoundError, ValueError):
+    """There is no checkpoint of a step, as AXLearn's checkpointers report it."""
+
+    __str__ = Exception.__str__
 
 
 class Checkpointer(BaseCheckpointer):  # type: ignore[misc]
@@ -154,7 +162,7 @@ class Checkpointer(BaseCheckpointer):  # type: ignore[misc]
 
         Raises:
             StructureMismatchError: A `ValueError`: the structure, a shape or a dtype differs.
-            StepNotFoundError: There is no checkpoint of `step`.
+            MissingStepError: A `ValueError`: there is no checkpoint of `step`.
             InvalidArgumentError: There is no mesh.
         """
         like = jax.tree_util.tree_map(_like, _with_readable_iterators(state))
@@ -169,9 +177,11 @@ class Checkpointer(BaseCheckpointer):  # type: ignore[misc]
                     "another dir"
                 ) from error
             restored_step, restored = None, None
+        except StepNotFoundError as error:
+            raise MissingStepError(str(error)) from error
         if restored_step is None:
             if step is not None:
-                raise StepNotFoundError(
+                raise MissingStepError(
                     f"restore step {step}: {self.config.dir} has no checkpoint of it"
                 )
             log.info("there is no checkpoint in %s", self.config.dir)
@@ -291,10 +301,18 @@ def _like(leaf: Any) -> Any:
 
 
 def _files_in(directory: str) -> list[str]:
-    """Return the names in a directory; empty for one that is missing, and for a bucket."""
+    """Return the names in a directory; empty for one that is missing, and for a bucket.
+
+    A folder of a step without an index is left out: AXLearn's own checkpointer began it, and did
+    not commit it.
+    """
     if "://" in directory or not os.path.isdir(directory):
         return []
-    return sorted(os.listdir(directory))
+    return [
+        name
+        for name in sorted(os.listdir(directory))
+        if not name.startswith(STEP_PREFIX) or os.path.exists(os.path.join(directory, name, INDEX))
+    ]
 
 
 def _metrics(summaries: Mapping[str, Any]) -> dict[str, float] | None:
