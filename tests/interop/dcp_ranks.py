@@ -20,7 +20,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 
-from holdfast.interop.dcp import HoldfastReader, HoldfastWriter
+from holdfast.interop.dcp import HoldfastReader, HoldfastWriter, async_save
 
 ROWS = torch.arange(20.0).reshape(5, 4)
 COLUMNS = torch.arange(12.0).reshape(4, 3)
@@ -158,6 +158,27 @@ def process(folder: Path, count: int) -> None:
             assert "rank 1 has no such data" in raised(lambda done=done: done.result(timeout=90))
 
 
+def training(folder: Path, count: int, saves: Any = async_save) -> None:
+    """Save twice in the background, while the training uses the default group."""
+    writer = HoldfastWriter(folder / "training")
+    for number in range(2):
+        state = {"w": torch.full((3,), 7.0 + number), "rank": dist.get_rank()}
+        saved = saves(state, storage_writer=writer)
+        step = 0
+        while True:
+            step += 1
+            # The ranks agree on the end, which each sees at another step.
+            reduced = torch.tensor([float(step), float(saved.done())])
+            dist.all_reduce(reduced)
+            assert reduced[0] == step * count
+            if reduced[1] == count:
+                break
+        saved.result(timeout=90)
+        state["w"].zero_()
+        dcp.load(state, storage_reader=HoldfastReader(folder / "training"))
+        assert torch.equal(state["w"], torch.full((3,), 7.0 + number))
+
+
 def group(folder: Path, count: int) -> None:
     some = dist.new_group([1, 2])
     if dist.get_rank():
@@ -184,6 +205,8 @@ def main() -> None:
         "strided": strided,
         "process": process,
         "group": group,
+        "training": training,
+        "shared": partial(training, saves=dcp.async_save),
         "killed": partial(killed, victim=int(victim or 0)),
     }
     tasks[task](Path(folder), int(count))

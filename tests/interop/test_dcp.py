@@ -22,6 +22,7 @@ import holdfast  # noqa: E402
 from holdfast.interop.dcp import (  # noqa: E402
     HoldfastReader,
     HoldfastWriter,
+    async_save,
     dcp_to_torch_save,
     torch_save_to_dcp,
 )
@@ -509,3 +510,17 @@ def test_a_group_of_some_ranks_saves(tmp_path: Path) -> None:
     _run("group", tmp_path, 3)
     found = _loaded(tmp_path / "group", {"w": torch.zeros(3), "rank": 0})
     assert (found["w"].tolist(), found["rank"]) == ([7.0, 7.0, 7.0], 1)
+
+
+def test_a_save_in_the_background_leaves_the_default_group_to_the_training(tmp_path: Path) -> None:
+    _run("training", tmp_path, 2)
+    found = _loaded(tmp_path / "training", {"w": torch.zeros(3)})
+    assert found["w"].tolist() == [8.0, 8.0, 8.0]
+
+
+def test_one_process_saves_in_the_background_without_a_group(tmp_path: Path) -> None:
+    state = {"w": torch.ones(3)}
+    saved = async_save(state, storage_writer=HoldfastWriter(tmp_path / "a"))
+    state["w"].zero_()
+    saved.result(timeout=90)
+    assert _loaded(tmp_path / "a", {"w": torch.zeros(3)})["w"].tolist() == [1.0, 1.0, 1.0]

@@ -19,6 +19,7 @@ Invariants:
 All ranks must see the same directory.
 """
 
+from holdfast.interop.dcp.asynchronous import async_save as async_save
 from holdfast.interop.dcp.files import dcp_to_torch_save as dcp_to_torch_save
 from holdfast.interop.dcp.files import torch_save_to_dcp as torch_save_to_dcp
 from holdfast.interop.dcp.names import is_of_dcp as is_of_dcp
@@ -28,6 +29,7 @@ from holdfast.interop.dcp.writer import HoldfastWriter as HoldfastWriter
 __all__ = [
     "HoldfastReader",
     "HoldfastWriter",
+    "async_save",
     "dcp_to_torch_save",
     "is_of_dcp",
     "torch_save_to_dcp",
