@@ -175,6 +175,14 @@ class Starts(Protocol):
         """Do what is due, several times a second while the process runs, and once after that."""
         ...
 
+    def prepare(self) -> bool:
+        """Go on with what makes the next start faster.
+
+        Returns:
+            Whether it is worth waiting for.
+        """
+        ...
+
 
 class ColdStarts:
     """Start the command as a new program each time.
@@ -195,6 +203,9 @@ class ColdStarts:
 
     def attend(self, child: Child) -> None:
         pass
+
+    def prepare(self) -> bool:
+        return False
 
 
 def spawn(

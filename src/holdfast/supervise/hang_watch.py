@@ -63,6 +63,9 @@ class HangWatch:
         self._longest_secs: float | None = None
         self._detector = HangDetector(fixed_secs)
         self._told: set[str] = set()
+        """The states of other hosts that were told in this start."""
+        self._held = set[int]()
+        """The ranks that are held, and were told."""
         self._elsewhere: dict[int, int | None] = {}
         """The steps of ranks on other hosts. Those hosts may end their ranks at the same time."""
         self._asked_secs = -math.inf
@@ -72,6 +75,7 @@ class HangWatch:
         longest_secs = max(self._longest_secs or 0.0, self._detector.longest_secs)
         self._detector = HangDetector(self._fixed_secs, longest_secs)
         self._told.clear()
+        self._held.clear()
         self._elsewhere.clear()
 
     def look(self, statuses: Sequence[AgentStatus], folder: Path) -> HangReport | None:
@@ -82,11 +86,15 @@ class HangWatch:
             self._detector.longest_secs = max(self._longest_secs, self._detector.longest_secs)
         now_secs = self._clock.monotonic()
         hang = self._detector.note(now_secs, trainers)
-        for rank, pid in self._detector.held_ranks(now_secs).items():
-            self._tell_once(
-                f"rank {rank}, process {pid}, {BUSY_WORDS['held']}: it is no hang, and the others "
-                f"wait for it; continue it with `kill -CONT {pid}`, or detach the debugger"
-            )
+        held = self._detector.held_ranks(now_secs)
+        for rank, pid in held.items():
+            if rank not in self._held:
+                self._note(
+                    f"holdfast run: rank {rank}, process {pid}, {BUSY_WORDS['held']}: it is no "
+                    "hang, and the others wait for it; continue it with "
+                    f"`kill -CONT {pid}`, or detach the debugger"
+                )
+        self._held = {*held}
         is_due = now_secs - self._asked_secs >= ASK_SECS and self._detector.is_waiting(now_secs)
         if hang is None and not is_due:
             return None

@@ -26,6 +26,9 @@ from holdfast.trainer.process.end_report import reported_openings
 
 NOTICE_SECS = 0.25
 """How often to look for the agents of the command's processes."""
+PREPARE_SECS_MAX = 60.0
+"""How long a restart waits for what makes it faster."""
+PAUSE_SECS = 0.02
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,9 +170,11 @@ class Supervisor:
 
     def _rested(self, secs: float) -> bool:
         """Wait before a restart; return False if a signal interrupts that."""
-        deadline = self._clock.monotonic() + secs
-        while self._clock.monotonic() < deadline:
-            if self._signals.is_ending:
-                return False
-            self._clock.sleep(0.05)
+        began_secs = self._clock.monotonic()
+        while True:
+            waited_secs = self._clock.monotonic() - began_secs
+            is_prepared = waited_secs >= PREPARE_SECS_MAX or not self._starts.prepare()
+            if self._signals.is_ending or (is_prepared and waited_secs >= secs):
+                break
+            self._clock.sleep(PAUSE_SECS)
         return not self._signals.is_ending
