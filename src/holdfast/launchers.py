@@ -284,10 +284,26 @@ class Launch:
         Returns:
             The launcher, and the rank that it gave this process; empty if none has.
         """
+        larger = self._larger(count)
+        return larger.place_text if larger is not None else ""
+
+    def may_fence(self, count: int) -> bool:
+        """Return whether this process may take a run over from a live attempt.
+
+        If a launcher has started more processes than the framework's job has, they may be ranks of
+        one job that do not know each other, and would fence each other: its first one alone may.
+
+        Args:
+            count: The number of processes, as the framework has it.
+        """
+        larger = self._larger(count)
+        return larger is None or larger.rank == 0
+
+    def _larger(self, count: int) -> Launcher | None:
         for each in self.launchers:
             if each.rank is not None and each.count is not None and each.count > count:
-                return each.place_text
-        return ""
+                return each
+        return None
 
 
 NO_LAUNCH = Launch()

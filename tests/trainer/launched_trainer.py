@@ -1,6 +1,7 @@
 """A training of one process. It prints whether its run was opened, or why not, as JSON.
 
-Arguments: directory, and `stay` for one that keeps the run open until it is killed.
+Arguments: directory; `stay` for one that keeps the run open until it is killed; `takeover` for one
+that takes it over.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ import holdfast
 
 def main() -> None:
     try:
-        manager = holdfast.CheckpointManager(sys.argv[1], framework="numpy")
+        manager = holdfast.CheckpointManager(
+            sys.argv[1], framework="numpy", takeover="takeover" in sys.argv
+        )
     except holdfast.errors.HoldfastError as error:
         print(json.dumps({"error": type(error).__name__, "message": str(error)}), flush=True)
         return

@@ -49,6 +49,22 @@ def test_the_second_rank_that_opens_a_run_alone_is_told_what_to_call(
     first.process.kill()
 
 
+def test_ranks_that_do_not_know_each_other_do_not_fence_each_other(
+    one_host: Host, tmp_path: Path
+) -> None:
+    first = task(one_host, 1, tmp_path / "run", "stay", "takeover")
+    first.await_line("opened")
+    with host() as other:
+        again = task(other, 1, tmp_path / "run", "takeover")
+        refused = again.await_line("error")
+        assert refused["error"] == "RunBusyError"
+        assert "started by Slurm (job 12) as rank 1 of 2" in refused["message"]
+        again.finish()
+        assert "takeover=True is not used" in "".join(again.errors)
+        assert task(other, 0, tmp_path / "run", "takeover").await_line("opened")
+    first.process.kill()
+
+
 def test_the_trainings_of_a_sweep_have_a_run_each_and_record_their_launcher(
     one_host: Host, tmp_path: Path
 ) -> None:

@@ -237,12 +237,21 @@ def _attach(run: OpenRun, options: Options, processes: Processes, hosts: JobHost
     """Return the request of a process that joins its agent for the first time."""
     ram, own = options.ram, host_name()
     addresses = {host.name: host.peer_address for host in hosts.hosts if host.name != own}
+    launch = launchers.launched()
+    larger_job = launch.larger_job(processes.count)[:REASON_CHARS_MAX]
+    may_fence = launch.may_fence(processes.count)
+    if options.takeover and not may_fence:
+        log.warning(
+            "open %s: takeover=True is not used: this process was started by %s, and its framework "
+            "has %d; such processes would fence each other",
+            *(run.location, larger_job, processes.count),
+        )
     return Attach(
         group=run.group,
         rank=processes.rank,
         count=processes.count,
         attempt=None,
-        takeover=options.takeover,
+        takeover=options.takeover and may_fence,
         durable=options.durable_policies,
         ram=options.ram_policies,
         remote=options.remote_request,
@@ -254,7 +263,7 @@ def _attach(run: OpenRun, options: Options, processes: Processes, hosts: JobHost
         domain=next(host.domain for host in hosts.hosts if host.name == own),
         copies=ram.copies if ram is not None else 1,
         metrics=options.metrics,
-        larger_job=launchers.launched().larger_job(processes.count)[:REASON_CHARS_MAX],
+        larger_job=larger_job,
     )
 
 
