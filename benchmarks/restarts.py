@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import shutil
 import signal
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -34,26 +36,34 @@ TRAININGS = {
 }
 WANTED_SECS = {"demo": 1.0, "small": 0.4}
 """Beside one step."""
-FORKED = {
-    "jax": "jax,jax.numpy,optax,grain,holdfast.demo.jax_learner,holdfast.demo.data",
-    "torch": "torch,torch._dynamo,grain,holdfast.demo.torch_learner,holdfast.demo.data",
-}
 SYSTEMS = ("standby", "run", "torchrun", "process", "fork")
+"""The first one shows what the last one has to import."""
+OTHERS = {
+    "run": ("`holdfast run` without it", 1.0),
+    "torchrun": ("`torchrun --max-restarts`", 1.0),
+    "process": ("a bare process, started at once", 1.0),
+    "fork": ("a bare fork of what has imported the same", 1.5),
+}
+"""What it is measured beside, and how much of its time is wanted at most."""
 
 
 def restart(bench: Bench) -> Iterator[Figure]:
     """Each training with each way to restart it."""
     for state, (program, framework) in TRAININGS.items():
         systems = [name for name in SYSTEMS if framework == "torch" or name != "torchrun"]
-        found: dict[str, list[dict[str, Any]]] = {name: [] for name in systems}
+        results: dict[str, list[dict[str, Any]]] = {name: [] for name in systems}
+        imports = bench.disk / f"{state}.imports.json"
         for seed in range(bench.rounds):
             for system in systems:
-                found[system].append(_measure(bench, system, program, framework, seed))
+                job = _Job(system, program, framework, imports)
+                results[system].append(_measure(bench, job, seed))
         medians = {
-            system: statistics.median(secs for one in rounds for secs in one["secs"])
-            for system, rounds in found.items()
+            system: statistics.median(secs for result in rounds for secs in result["secs"])
+            for system, rounds in results.items()
         }
-        step_secs = statistics.median(one["step_secs"] for one in found["standby"])
+        step_secs = statistics.median(result["step_secs"] for result in results["standby"])
+        shown = ", ".join(f"{system} {secs:.2f} s" for system, secs in medians.items())
+        print(f"  {state}: {shown}; a step {step_secs:.3f} s", flush=True)
         yield Figure(
             row="restart: from SIGKILL to the end of the first step that was not done before",
             state=state,
@@ -61,19 +71,38 @@ def restart(bench: Bench) -> Iterator[Figure]:
             wanted=WANTED_SECS[state.partition(",")[0]] + step_secs,
             at_most=True,
             unit="s",
-            measured={"medians": medians, "step_secs": step_secs, "rounds": found},
+            measured={"medians": medians, "step_secs": step_secs, "rounds": results},
         )
+        for system, (words, wanted) in OTHERS.items():
+            if system in medians:
+                yield Figure(
+                    row=f"restart with `--standby`, beside {words}",
+                    state=state,
+                    reached=medians["standby"] / medians[system],
+                    wanted=wanted,
+                    at_most=True,
+                )
 
 
-def _measure(bench: Bench, system: str, program: str, framework: str, seed: int) -> dict[str, Any]:
+@dataclass(frozen=True)
+class _Job:
+    """A training and what restarts it; `imports` is the file of what the training imports."""
+
+    system: str
+    program: str
+    framework: str
+    imports: Path
+
+
+def _measure(bench: Bench, job: _Job, seed: int) -> dict[str, Any]:
     """One training, killed `KILLS` times."""
+    system = job.system
     chance = random.Random(seed)
     with bench.directory() as directory:
         path = Path(f"{directory}.jsonl")
         path.touch()
         watch = _Watch(path)
-        arguments = _arguments(program, framework, directory, path)
-        command = _command(system, program, framework, arguments)
+        command = _command(job, _arguments(job.program, job.framework, directory, path))
         environment = bench.environment | {"XDG_CACHE_HOME": f"{directory}.cache"}
         if system != "standby":
             environment |= {
@@ -81,19 +110,22 @@ def _measure(bench: Bench, system: str, program: str, framework: str, seed: int)
                 "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
                 "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
             }
-        with _Restarted(system, command, environment, watch) as job:
+        with _Restarted(system, command, environment, watch) as restarted:
             watch.await_step(STEPS_BETWEEN)
             secs = []
             for _ in range(KILLS):
-                job.await_ready()
+                restarted.await_ready()
                 watch.await_step(watch.step + STEPS_BETWEEN)
                 time.sleep(chance.random() * watch.step_secs)
                 watch.read()
                 killed, last = time.perf_counter(), watch.step
                 os.kill(watch.pid, signal.SIGKILL)
-                job.restart()
+                restarted.restart()
                 watch.await_step(last + 1)
                 secs.append(time.perf_counter() - killed)
+        if system == "standby":
+            (kept,) = Path(f"{directory}.cache").glob("holdfast/programs/*/imports.json")
+            shutil.copy(kept, job.imports)
         return {"secs": secs, "step_secs": watch.step_secs}
 
 
@@ -104,19 +136,19 @@ def _arguments(program: str, framework: str, directory: str, path: Path) -> list
     return [msgspec.json.encode(options).decode()]
 
 
-def _command(system: str, program: str, framework: str, arguments: list[str]) -> list[str]:
-    plain = [sys.executable, "-m", program, *arguments]
+def _command(job: _Job, arguments: list[str]) -> list[str]:
+    plain = [sys.executable, "-m", job.program, *arguments]
     holdfast_run = [sys.executable, "-m", "holdfast", "run", "--max-restarts", str(RESTARTS_MAX)]
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "1"]
     torchrun += ["--max-restarts", str(RESTARTS_MAX), "--monitor-interval", "0.1"]
-    forking = [sys.executable, "-m", "benchmarks.fork_server", FORKED[framework]]
+    forking = [sys.executable, "-m", "benchmarks.fork_server", str(job.imports)]
     return {
         "standby": [*holdfast_run, "--standby", "--", *plain],
         "run": [*holdfast_run, "--", *plain],
-        "torchrun": [*torchrun, "-m", program, *arguments],
+        "torchrun": [*torchrun, "-m", job.program, *arguments],
         "process": plain,
-        "fork": [*forking, program, *arguments],
-    }[system]
+        "fork": [*forking, job.program, *arguments],
+    }[job.system]
 
 
 class _Restarted(contextlib.AbstractContextManager["_Restarted"]):
