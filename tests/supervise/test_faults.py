@@ -143,7 +143,7 @@ def test_the_rank_that_keeps_others_in_a_collective_is_named_and_the_job_goes_on
     run = tmp_path / "run"
     program = Path(__file__).with_name("collective_trainer.py")
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    command = [sys.executable, *torchrun, str(program), str(run), "5"]
+    command = [sys.executable, *torchrun, str(program), str(run), '[[0, 1, 5, "wait"]]']
     options = ["--max-restarts", "hang=1", "--hang-timeout", "10"]
     process = one_host.start("-m", "holdfast", "run", *options, "--", *command)
     out, err = process.communicate(timeout=110)

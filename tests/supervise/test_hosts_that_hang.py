@@ -29,7 +29,8 @@ def test_each_host_ends_its_own_ranks_and_the_job_comes_back(tmp_path: Path) -> 
                 "GLOO_SOCKET_IFNAME": COORDINATOR_INTERFACE,
             }
             options = ["--max-restarts", "lost=3,hang=3", "--hang-timeout", "12"]
-            words = ("run", *options, "--", sys.executable, str(TRAINER), str(run), "5")
+            faults = '[[0, 1, 5, "wait"]]'
+            words = ("run", *options, "--", sys.executable, str(TRAINER), str(run), faults)
             processes.append(host.start("-m", "holdfast", *words))
         outputs = [process.communicate(timeout=500) for process in processes]
     shown = "\n".join(err for _, err in outputs)

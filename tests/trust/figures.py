@@ -10,6 +10,7 @@ import json
 import os
 import platform
 import sys
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -32,9 +33,23 @@ def tell(row: str, wanted: str, reached: str) -> None:
     (TOLD / f"{row.replace(' ', '-')}.json").write_text(json.dumps(line))
 
 
+def tell_table(name: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Keep a table of its own for the page, which has marks of this name."""
+    TOLD.mkdir(parents=True, exist_ok=True)
+    lines = [head, ["---"] * len(head), *rows]
+    text = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    (TOLD / f"{name.replace(' ', '-')}.md").write_text(text)
+
+
 def write_page() -> None:
-    """Write the reported figures between the page's marks."""
-    before, _, rest = PAGE.read_text().partition(BEGIN)
+    """Write the reported figures and tables between the page's marks."""
+    text = PAGE.read_text()
+    for path in TOLD.glob("*.md"):
+        name = path.stem.replace("-", " ")
+        begin, end = f"<!-- {name}: made by `make soak` -->", f"<!-- end of {name} -->"
+        before, _, rest = text.partition(f"{begin}\n")
+        text = f"{before}{begin}\n{path.read_text()}\n{end}{rest.partition(end)[2]}"
+    before, _, rest = text.partition(BEGIN)
     table, _, after = rest.partition(END)
     lines = {_name(line): line for line in table.splitlines() if line.startswith("| ")}
     for path in TOLD.glob("*.json"):
