@@ -21,6 +21,7 @@ from holdfast.observe.events.schema import (
 
 LOST = TrainerLost(rank=0, pid=1, last_step=9)
 LEFT = TrainerLeft(rank=0, pid=1, last_step=9)
+FAILED = TrainerLeft(rank=0, pid=1, last_step=9, after_error=True)
 NOTICE = PreemptionNoticed(rank=0)
 FENCED = AttemptFenced(by_attempt=2, reason="")
 SILENT = PeerSilent(of_host="b", secs=10)
@@ -44,10 +45,18 @@ def end(events: tuple[Event, ...], *, sees_all: bool) -> tuple[str, str, int] | 
 
 B_LOST, B_LEFT, B_OPENED = on("b", LOST), on("b", LEFT), on("b", OPENED)
 
+PEACEFUL = ("", "closed", "exception")
 CASES: dict[str, tuple[tuple[Event, ...], object, object]] = {
     "nothing": ((OPENED,), None, None),
     "a process": ((OPENED, LOST, LOST), ("lost", "a", 1), ("lost", "a", 1)),
     "all closed": ((LEFT, LEFT), ("closed", "a", 1), ("closed", "a", 1)),
+    "an exception": ((FAILED, LEFT), ("exception", "a", 0), ("exception", "a", 0)),
+    "an exception that follows a loss": ((FAILED, LOST), ("lost", "a", 1), ("lost", "a", 1)),
+    "an exception after a notice": (
+        (NOTICE, FAILED),
+        ("preempted", "a", 1),
+        ("preempted", "a", 1),
+    ),
     "one closed and one lost": ((LEFT, LOST), ("lost", "a", 1), ("lost", "a", 1)),
     "a notice": ((NOTICE,), None, None),
     "preempted": ((NOTICE, LEFT, LOST), ("preempted", "a", 1), ("preempted", "a", 1)),
@@ -101,7 +110,7 @@ def test_a_failure_is_returned_once(
     ends = AttemptEnds()
     causes = [ends.note_event(on(event.host or "a", event)) for event in events]
     cause = of_one[0] if of_one is not None else ""
-    assert [cause for cause in causes if cause] == ([cause] if cause not in ("", "closed") else [])
+    assert [cause for cause in causes if cause] == ([cause] if cause not in PEACEFUL else [])
     assert ends.cause == cause
     ends.note_event(msgspec.structs.replace(OPENED, run_attempt=2))
     assert (ends.attempt, ends.cause) == (2, "")

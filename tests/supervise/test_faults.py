@@ -63,6 +63,7 @@ def test_each_end_is_classified_recorded_and_decided(one_host: Host, tmp_path: P
     assert f"({TRAINER}:" in done.stderr
     assert "not restarted: it failed twice alike in the step after step 9: mend the" in done.stderr
     assert "ValueError: bad batch" in done.stderr.splitlines()[-1]
+    assert "6 attempts, 6 failures" in holdfast(one_host, "report", run).stdout
     shown = answer(one_host, "report", run)["ends"]
     assert [end["cause"] for end in shown] == ["killed", "nan", "disk", *["error"] * 3]
     last_end = answer(one_host, "status", run)["last_end"]

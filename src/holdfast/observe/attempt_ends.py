@@ -1,7 +1,8 @@
 """Find out from events why an attempt has ended: a fold over them, in the order of time. Pure.
 
 The first failure is the cause. Processes that wait for those of a lost host end soon after it, and
-such an end is the loss of the host. An announced preemption is the cause of the next end.
+such an end is the loss of the host, also if they raise an exception. An announced preemption is
+the cause of the next end.
 
 If the events are those of one host, a host is lost if it is silent when processes end. If they are
 those of all hosts, a host is lost that reports no end of its processes while others do: its events
@@ -31,7 +32,7 @@ class AttemptEnd:
     """How an attempt has ended.
 
     Attributes:
-        cause: `lost` (a process), `host_lost`, `preempted`, `fenced` or `closed`.
+        cause: `lost` (a process), `host_lost`, `preempted`, `fenced`, `exception` or `closed`.
         host: The host that was lost, or on which it ended first.
         time_us: When that was noticed.
     """
@@ -42,8 +43,8 @@ class AttemptEnd:
 
     @property
     def is_failure(self) -> bool:
-        """Whether it did not end by itself."""
-        return self.cause != "closed"
+        """Whether something else than its program has ended it."""
+        return self.cause not in ("closed", "exception")
 
 
 class EndOfAttempt:
@@ -67,6 +68,8 @@ class EndOfAttempt:
         self._has_notice = False
         self._failure: AttemptEnd | None = None
         self._left: AttemptEnd | None = None
+        self._error: AttemptEnd | None = None
+        """The first end of a process by an exception, which may follow from a loss."""
 
     def note_event(self, event: Event, time_us: int = 0) -> None:
         """Take the next event, which was at `time_us`."""
@@ -96,12 +99,14 @@ class EndOfAttempt:
                 self._left = AttemptEnd("closed", event.host, time_us)
                 if self._has_notice:
                     self._fail(AttemptEnd("preempted", event.host, time_us))
+                elif event.after_error and self._error is None:
+                    self._error = AttemptEnd("exception", event.host, time_us)
 
     def end(self) -> AttemptEnd | None:
         """Return how the attempt has ended, as far as the events show; None: it has not."""
         failure = self._failure
         if failure is None or failure.cause in ("preempted", "fenced") or not self._sees_all:
-            return failure or self._left
+            return failure or self._error or self._left
         for host, time_us in self._elsewhere.items():
             if host not in self._lost_hosts:
                 return AttemptEnd("host_lost", host, time_us)

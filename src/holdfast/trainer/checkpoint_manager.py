@@ -162,7 +162,7 @@ class CheckpointManager:
         if error is None:
             self.close()
             return
-        self._error = error
+        self._error = self._session.error = error
         self._process.report_error(error)
         if isinstance(error, Exception) and outlives_errors():
             return

@@ -227,6 +227,7 @@ class TrainerSessions:
                     pid=member.pid,
                     last_step=last_step,
                     blocked_secs=blocked_secs,
+                    after_error=request.after_error,
                 )
             )
             self._member_ended(group, request.rank, inputs.RankLeft(group.group, request.rank))

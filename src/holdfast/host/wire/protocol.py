@@ -18,7 +18,7 @@ from holdfast.format.names import PART_COUNT_MAX, STEP_MAX, AttemptId, Checkpoin
 from holdfast.format.records import AttemptRecord
 from holdfast.observe.events.schema import ReportedEvent
 
-PROTOCOL_VERSION = 13
+PROTOCOL_VERSION = 14
 
 PENDING_COUNT_MIN = 3
 PENDING_COUNT_MAX = 32
@@ -353,10 +353,11 @@ class EventReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Detach(msgspec.Struct, frozen=True, kw_only=True):
-    """Detach a trainer that ends regularly."""
+    """Detach a trainer that closes its manager; `after_error`: because an exception was raised."""
 
     group: str
     rank: Rank
+    after_error: bool = False
 
 
 class Detached(msgspec.Struct, frozen=True, kw_only=True):

@@ -246,12 +246,14 @@ class TrainerLeft(Event, frozen=True, kw_only=True, tag="trainer_left"):
         pid: its process.
         last_step: the last step passed to `save`; null: none.
         blocked_secs: as in `progress`.
+        after_error: it did so because an exception had left its `with` block.
     """
 
     rank: RankNumber
     pid: int
     last_step: Step | None = None
     blocked_secs: Secs = 0.0
+    after_error: bool = False
 
 
 class TrainerLost(Event, frozen=True, kw_only=True, tag="trainer_lost"):

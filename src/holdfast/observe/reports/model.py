@@ -60,7 +60,7 @@ class AttemptReport(msgspec.Struct, frozen=True, kw_only=True):
         last_step: The last one.
         quiet_step_secs: The median duration of a step without a save; null: none was seen.
         end: How it ended: `closed`, `lost`, `host_lost`, `preempted`, `fenced`, `went_back`,
-            `unseen`, or `open` if it goes on as far as the events show.
+            `exception`, `unseen`, or `open` if it goes on as far as the events show.
         launchers: What has started its processes, the innermost first; empty: unknown, or by hand.
         restarts: How often these have started the job again, by their names.
     """

@@ -24,6 +24,7 @@ CAUSE_WORDS = {
     "host_lost": "host lost",
     "preempted": "preemption",
     "fenced": "taken over",
+    "exception": "exception",
     "went_back": "went back to an older step",
     "unseen": "ended without a trace",
     "closed": "closed before its last step was saved",

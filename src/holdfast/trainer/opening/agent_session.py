@@ -228,6 +228,8 @@ class AgentSession:
         """The last warning that no agent can be reached. Owned by the watcher's thread."""
         self._watch_client: AgentClient | None = None
         self.left: protocol.Detached | None = None
+        self.error: BaseException | None = None
+        """What has left the manager's `with` block, and so ends the training."""
         """What stays on this host after `close`; None if the agent did not answer."""
         self.place = self._join()
         self._watcher = threading.Thread(target=self._watch, name="holdfast-watch", daemon=True)
@@ -423,7 +425,11 @@ class AgentSession:
         Calls of other threads raise `AgentUnavailableError` from then on.
         """
         self._is_closed = True
-        detach = protocol.Detach(group=self._attach.group, rank=self._attach.rank)
+        detach = protocol.Detach(
+            group=self._attach.group,
+            rank=self._attach.rank,
+            after_error=isinstance(self.error, Exception),
+        )
         # An agent that has ended needs no notification; a later one sees that the process ended.
         with contextlib.suppress(AgentGoneError, HoldfastError):
             client = self._client()
