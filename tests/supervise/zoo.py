@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
@@ -87,23 +86,23 @@ def run_training(
     if group is not None:
         entering = f'echo $$ > {group.folder}/cgroup.procs && exec "$@"'
         words = ["sh", "-c", entering, "sh", *words]
-    process = subprocess.Popen(
+    lines = []
+    with subprocess.Popen(
         words,
         env=own.environment | {"XDG_CACHE_HOME": str(run.parent / "cache")},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
-    )
-    overdue = threading.Timer(SECS_MAX, process.kill)
-    overdue.start()
-    lines = []
-    with process, contextlib.closing(process.stderr) as errors:
-        for text in errors:
+    ) as process:
+        assert process.stderr is not None
+        overdue = threading.Timer(SECS_MAX, process.kill)
+        overdue.start()
+        for text in process.stderr:
             lines.append(Line(text, time.monotonic()))
             if (match := _HELD.search(text)) is not None:
                 os.kill(int(match[2]), signal.SIGCONT)
-    overdue.cancel()
+        overdue.cancel()
     noted = Path(f"{run}.faults")
     faults = [json.loads(line) for line in noted.read_text().splitlines()] if noted.exists() else []
     return Ran(process.returncode, lines, [(kind, secs) for kind, secs in faults])

@@ -38,6 +38,8 @@ GATHER_SECS = 2.0
 """Drops often arrive in groups: one error names all that arrive within this time."""
 NAMED_MAX = 10
 """How many steps a message names at each end of a long list."""
+MAY_CONTINUE = "Training may continue; "
+"""In the messages of failed saves; not in that of `close`, which no step follows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,7 +160,7 @@ class Drops:
             steps[0],
             f"save step{plural} {_listed(steps)}: accepted and then dropped; reason for the newest "
             f"of them: {failed[ages[-1]].reason}; {self.newest_text(is_durable=is_durable)}. "
-            "Training may continue; `holdfast status` shows whether the agents of all hosts answer",
+            f"{MAY_CONTINUE}`holdfast status` shows whether the agents of all hosts answer",
             steps,
         )
 

@@ -25,12 +25,18 @@ from holdfast import waits
 from holdfast.clock import Clock
 from holdfast.engine.lifecycle.attempts import read_attempts
 from holdfast.engine.lifecycle.newest import newest_committed
-from holdfast.errors import HoldfastError, WaitInterruptedError, WaitTimeoutError
+from holdfast.errors import (
+    HoldfastError,
+    SaveFailedError,
+    WaitInterruptedError,
+    WaitTimeoutError,
+)
 from holdfast.host.wire.protocol import Empty, EventReport, QuietHosts, Upload, Uploaded
 from holdfast.observe.events.schema import SHOWN_MAX, LeftUnfinished
 from holdfast.trainer.opening.agent_session import AgentSession
 from holdfast.trainer.opening.opening import OpenRun
-from holdfast.trainer.save.progress import STEPS_SHOWN_MAX, Progress
+from holdfast.trainer.save.drops import MAY_CONTINUE
+from holdfast.trainer.save.progress import SAVES_CONTINUE, STEPS_SHOWN_MAX, Progress
 from holdfast.trainer.save.save_schedule import SaveSchedule
 
 CLOSE_SECS = 3600.0
@@ -181,6 +187,10 @@ class Patience:
             self._progress.wait_until_finished(
                 self.limit_secs(CLOSE_SECS), watch.check if is_watching else lambda: None
             )
+        except SaveFailedError as error:
+            # No step follows.
+            text = str(error).replace(SAVES_CONTINUE, "").replace(MAY_CONTINUE, "")
+            raise SaveFailedError(error.step, text, error.steps) from error.__cause__
         except (WaitTimeoutError, WaitInterruptedError) as error:
             self._report(error)
             raise

@@ -35,8 +35,8 @@ from holdfast.errors import (
     WaitTimeoutError,
 )
 from holdfast.format.names import AttemptId, CheckpointId
-from holdfast.host.wire.protocol import SKIPPED, WATCHED_MAX, Notice, Sealed
-from holdfast.trainer.save.drops import Drops
+from holdfast.host.wire.protocol import SKIPPED, WATCHED_MAX, Notice, PartTier, Sealed
+from holdfast.trainer.save.drops import MAY_CONTINUE, Drops
 
 SEALED_MAX = 256
 """How many of the newest sealed saves for RAM alone are tracked: more than any host holds."""
@@ -52,6 +52,7 @@ STOPPED_BY: dict[str, type[HoldfastError]] = {"fenced": FencedError, "lost": Sto
 """The errors of the notices that end all saving: another attempt, or a removed directory."""
 
 STEPS_SHOWN_MAX = 10
+SAVES_CONTINUE = f". {MAY_CONTINUE}later saves are attempted as usual"
 WARNED_MAX = 100
 """Of how many saves that failed with a warning the errors are kept, until a later one is safe."""
 WATCH_SECS = 1.0
@@ -325,6 +326,10 @@ class Progress:
             save = self._saves.get(checkpoint)
             if save is not None and save.is_durable_due:
                 self._undurable = checkpoint
+            sealed = save.sealed if save is not None else None
+            is_in_ram = sealed is not None and sealed.tier is PartTier.RAM
+            if is_in_ram and not reason.endswith(NOTHING_SAVED):
+                reason += "; this host's part of it is in RAM, and the agent tries again"
         self._fail_save(checkpoint, reason, "the checkpoint was not made", "is not saved")
 
     def fail_unconfirmed(self, checkpoint: CheckpointId, reason: str) -> None:
@@ -344,7 +349,7 @@ class Progress:
             if save is not None:
                 message = f"save step {checkpoint.step}: {outcome}: {reason}"
                 if not reason.endswith(NOTHING_SAVED):
-                    message += ". Training may continue; later saves are attempted as usual"
+                    message += SAVES_CONTINUE
                 self._add_failure(SaveFailedError(checkpoint.step, message))
                 # Storage may fail for hours: of failures that are raised only the first one since a
                 # success is a warning.
