@@ -57,6 +57,8 @@ def test_ls_of_a_folder_with_runs_lists_them(shared_host: Host, run: Path, tmp_p
     try:
         runs = answer(shared_host, "ls", run.parent)["runs"]
         text = holdfast(shared_host, "ls", run.parent).stdout
+        both = holdfast(shared_host, "ls", run, run.parent / "another").stdout
+        with_bad = holdfast(shared_host, "ls", run, run.parent, tmp_path, code=1).stdout
     finally:
         shutil.rmtree(run.parent / "another")
         shutil.rmtree(bad)
@@ -72,6 +74,10 @@ def test_ls_of_a_folder_with_runs_lists_them(shared_host: Host, run: Path, tmp_p
         ["bad", "?"],
         ["run", "2"],
     ]
+    named = [line.split() for line in both.splitlines()[1:]]
+    assert named == [[str(run), "2"], [str(run.parent / "another"), "1"]]
+    assert f"{run.parent}/another" in with_bad
+    assert f"{tmp_path}: " in with_bad
     # A folder without runs is refused as before.
     assert "expected a run" in holdfast(shared_host, "ls", tmp_path, code=1).stderr
 

@@ -28,15 +28,16 @@ _STYLES = {
 
 
 @click.command()
-@click.argument("directory", metavar="DIR", type=click.Path())
+@click.argument("directories", metavar="DIR…", nargs=-1, required=True, type=click.Path())
 @click.option(
     "--limit", metavar="N", type=click.IntRange(min=1), help="List only the N newest checkpoints."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
-def ls(directory: str, limit: int | None, as_json: bool) -> None:
+def ls(directories: tuple[str, ...], limit: int | None, as_json: bool) -> int:
     """List the checkpoints of the run in DIR, in ascending order of steps.
 
-    If DIR is no run and has runs in it, list these: their names and newest steps.
+    If DIR is no run and has runs in it, or several are given, list these runs and their newest
+    steps.
 
     Checkpoints that are not on the current timeline, because the run went back to an earlier step,
     are marked as abandoned. Images are not read; `holdfast verify` reads them.
@@ -48,14 +49,20 @@ def ls(directory: str, limit: int | None, as_json: bool) -> None:
     written for it. The others hold unchanged arrays and were written for earlier checkpoints.
     `holdfast show` counts in the same way.
     """
+    if len(directories) > 1:
+        places = [place for directory in directories for place in _places_of(directory)]
+        problems = _list_runs({"directories": [*directories]}, places, as_json=as_json)
+        return 1 if problems else 0
+    directory = directories[0]
     try:
         run = read_only(directory)
     except NotARunError:
         folders = _folders_of_runs(directory)
         if not folders:
             raise
-        _list_runs(directory, folders, as_json=as_json)
-        return
+        places = [(folder.name, str(folder)) for folder in folders]
+        _list_runs({"directory": str(RunLocation.parse(directory))}, places, as_json=as_json)
+        return 0
     inventory = take_inventory(run, limit)
     for problem in inventory.problems:
         output.warn(problem)
@@ -69,11 +76,12 @@ def ls(directory: str, limit: int | None, as_json: bool) -> None:
                 "checkpoints": [_document(row) for row in inventory.rows],
             }
         )
-        return
+        return 0
     if not inventory.rows:
         output.print_line(f"{run.location}: no checkpoints yet")
-        return
+        return 0
     _print(inventory)
+    return 0
 
 
 def _folders_of_runs(directory: str) -> list[Path]:
@@ -85,28 +93,55 @@ def _folders_of_runs(directory: str) -> list[Path]:
         return sorted(folder.parent for folder in location.folder.glob(f"*/{RUN_FILE}"))
 
 
-def _list_runs(directory: str, folders: Sequence[Path], *, as_json: bool) -> None:
+def _places_of(directory: str) -> list[tuple[str, str]]:
+    """Return the name and the place of a run, or of each run in a directory that is none."""
+    location = RunLocation.parse(directory)
+    if not location.is_url and not location.record.exists():
+        folders = _folders_of_runs(directory)
+        if folders:
+            return [(f"{directory.rstrip('/')}/{folder.name}", str(folder)) for folder in folders]
+    return [(directory, directory)]
+
+
+def _list_runs(
+    document: dict[str, object], places: Sequence[tuple[str, str]], *, as_json: bool
+) -> int:
+    """Print the newest step of each run.
+
+    Args:
+        document: What else the JSON document has.
+        places: The names of the runs, and their directories or URLs.
+        as_json: Whether to print the document.
+
+    Returns:
+        The number of runs that cannot be read.
+    """
     rows: list[dict[str, object]] = []
-    for folder in folders:
-        row: dict[str, object] = {"run": str(folder), "latest_step": None, "problem": None}
+    for _, place in places:
+        row: dict[str, object] = {"run": place, "latest_step": None, "problem": None}
         try:
-            with open_run(folder) as run:
+            with open_run(place) as run:
                 row["latest_step"] = run.latest_step()
         except HoldfastError as error:
             row["problem"] = str(error)
         rows.append(row)
+    problems = [
+        (name, row["problem"])
+        for (name, _), row in zip(places, rows, strict=True)
+        if row["problem"]
+    ]
     if as_json:
-        output.print_json({"directory": str(RunLocation.parse(directory)), "runs": rows})
-        return
+        output.print_json({**document, "runs": rows})
+        return len(problems)
     columns = [Column("run"), Column("newest step", "right")]
     cells: list[list[str | Text]] = [
-        [folder.name, "?" if row["problem"] else _step_cell(row["latest_step"])]
-        for folder, row in zip(folders, rows, strict=True)
+        [name, "?" if row["problem"] else _step_cell(row["latest_step"])]
+        for (name, _), row in zip(places, rows, strict=True)
     ]
     output.print_table(columns, cells)
-    for folder, row in zip(folders, rows, strict=True):
-        if row["problem"] is not None:
-            output.print_line(Text(f"{folder.name}: {row['problem']}", "red"))
+    for name, problem in problems:
+        output.print_line(Text(f"{name}: {problem}", "red"))
+    return len(problems)
 
 
 def _step_cell(step: object) -> str:
