@@ -2,7 +2,8 @@
 
 Each fault is [start, rank, step, kind]: in that start of the command, the rank does so before the
 collective of that step: `wait` forever, or `stop` itself by SIGSTOP. Started by torchrun or with
-variables like its own, it is one rank; else it starts two, as processes that it forks.
+variables like its own, it is one rank; else it starts two, as processes that it forks. Each rank
+adds its steps to a file beside the run, and takes `COLLECTIVE_STEP_SECS` for one.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from holdfast import save_decision_policy
 
 RANKS = 2
 STEPS_MAX = int(os.environ.get("COLLECTIVE_STEPS", "12"))
+STEP_SECS = float(os.environ.get("COLLECTIVE_STEP_SECS", "0"))
 
 
 def main() -> None:
@@ -37,9 +39,12 @@ def main() -> None:
     rank = distributed.get_rank()
     due = {step: kind for of, own, step, kind in faults if (of, own) == (start, rank)}
     state = {"w": torch.zeros(4)}
-    with holdfast.CheckpointManager(
-        directory, save_decision_policy=save_decision_policy.FixedIntervalPolicy(1)
-    ) as manager:
+    with (
+        open(f"{directory}.steps-{rank}", "a", buffering=1) as steps,
+        holdfast.CheckpointManager(
+            directory, save_decision_policy=save_decision_policy.FixedIntervalPolicy(1)
+        ) as manager,
+    ):
         first, state = manager.resume(state)
         for step in range(first, STEPS_MAX):
             if step in due:
@@ -52,6 +57,8 @@ def main() -> None:
             distributed.all_reduce(total)
             state["w"] += total
             manager.save(step, state)
+            steps.write(f"{step}\n")
+            time.sleep(STEP_SECS)
         manager.finish(STEPS_MAX - 1, state)
     print(f"rank {rank}: w {float(state['w'][0])}", flush=True)
     distributed.destroy_process_group()

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.command_line import answer
+from tests.cli.command_line import answer, holdfast
 from tests.hosts import Host, events
 from tests.trust.cgroups import memory_cgroup
 
