@@ -58,7 +58,7 @@ def image_file() -> Path:
                 stdout=subprocess.DEVNULL,
                 check=True,
             )
-            half = archive.with_suffix(f".{os.getpid()}")
+            half = CACHE / f"{folder.name}.tar"
             subprocess.run(["tar", "-C", folder, "-cf", half, "."], check=True)
             half.rename(archive)
         finally:
@@ -218,6 +218,8 @@ def engine(folder: Path) -> Iterator[Engine]:
             made.docker("rm", "--force", *names)
         daemon.terminate()
         daemon.wait(timeout=60)
-        # The network namespace of the machine, which a daemon leaves mounted.
-        subprocess.run(["umount", files / "exec" / "netns" / "default"], check=True)
+        # The network namespace of the machine, which a daemon leaves mounted if it ran a container.
+        namespace = files / "exec" / "netns" / "default"
+        if namespace.exists():
+            subprocess.run(["umount", namespace], check=True)
         shutil.rmtree(files)
