@@ -26,7 +26,7 @@ from holdfast.demo.learner import TrainerOptions
 KILLS = 4
 """In each round."""
 STEPS_BETWEEN = 10
-WAIT_SECS = 180.0
+WAIT_SECS = 600.0
 RESTARTS_MAX = 1000
 TRAININGS = {
     "demo, jax": ("holdfast.demo.train", "jax"),
