@@ -12,6 +12,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -120,7 +121,9 @@ def _catches_signal(pid: int) -> bool:
 
 
 def _by_py_spy(pid: int) -> str:
-    program = shutil.which("py-spy")
+    # Installed beside Holdfast, it is on no PATH unless the environment is activated.
+    own = os.path.dirname(sys.executable)
+    program = shutil.which("py-spy") or shutil.which("py-spy", path=own)
     if program is None:
         return ""
     command = [program, "dump", "--pid", str(pid)]
