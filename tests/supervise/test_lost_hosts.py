@@ -30,6 +30,15 @@ def steps_of(run: Path, rank: int) -> int:
     return len(path.read_text().splitlines()) if path.exists() else 0
 
 
+def await_steps(run: Path) -> None:
+    """Waits until both ranks have made some more."""
+    before = [steps_of(run, rank) for rank in range(2)]
+    wait_until(
+        lambda: all(steps_of(run, rank) >= before[rank] + STEPS_BETWEEN for rank in range(2)),
+        WAIT_SECS,
+    )
+
+
 def lose(host: Host) -> None:
     """SIGKILL for all its processes, and its RAM is empty."""
     listed = subprocess.run(
@@ -65,34 +74,26 @@ def test_a_lost_host_is_named_and_the_training_goes_on(tmp_path: Path) -> None:
 
         processes = [start(rank) for rank in range(2)]
         expected = []
-        for number in range(LOSSES + 1):
-            before = [steps_of(run, rank) for rank in range(2)]
-            wait_until(
-                lambda before=before: all(
-                    steps_of(run, rank) >= before[rank] + STEPS_BETWEEN for rank in range(2)
-                ),
-                WAIT_SECS,
-            )
-            if number == LOSSES:
-                break
-            victim = rng.randrange(2)
-            lose(net.hosts[victim])
-            processes[victim].communicate()
-            expected.append((net.hosts[1 - victim].name, net.hosts[victim].name))
-            # What follows is told before the host is back.
-            wait_until(lambda: len(events(run, "command_ended")) == len(expected), WAIT_SECS)
-            processes[victim] = start(victim)
-        for host in net.hosts:
-            lose(host)
-        told = [end for process in processes for end in process.communicate()[1].splitlines()]
+        try:
+            for _ in range(LOSSES):
+                await_steps(run)
+                victim = rng.randrange(2)
+                lose(net.hosts[victim])
+                processes[victim].communicate()
+                expected.append((net.hosts[1 - victim].name, "lost", net.hosts[victim].name))
+                # What follows is told before the host is back.
+                wait_until(lambda: len(events(run, "command_ended")) == len(expected), WAIT_SECS)
+                processes[victim] = start(victim)
+            await_steps(run)
+        finally:
+            for host in net.hosts:
+                lose(host)
+            print(*(process.communicate()[1] for process in processes), sep="\n")
     ends = [(end["host"], end["cause"], end["lost_host"]) for end in events(run, "command_ended")]
-    named = sum(
-        end == (survivor, "lost", lost)
-        for end, (survivor, lost) in zip(ends, expected, strict=True)
-    )
+    named = sum(end == right for end, right in zip(ends, expected, strict=True))
     tell(
         "lost hosts",
         f"{LOSSES} losses of one of two hosts with its RAM: each named, the training goes on",
         f"{named} of {len(expected)}",
     )
-    assert named == len(expected), f"seed {SEED}: {ends}, expected {expected}: {told}"
+    assert named == len(expected), f"seed {SEED}: {ends}, expected {expected}"
