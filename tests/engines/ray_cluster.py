@@ -106,11 +106,14 @@ class Cluster:
 @contextlib.contextmanager
 def ray_cluster() -> Iterator[Cluster]:
     """Yield a cluster of `NODES` nodes, and end every process of it afterwards."""
+    from ray._common.utils import get_default_ray_temp_dir
     from ray.cluster_utils import Cluster as Handle
 
     work = Path(tempfile.mkdtemp(prefix="holdfast-ray-", dir="/tmp"))
     # Sockets of a node have its session's folder in their names, which have at most 107 bytes.
     sessions = Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp"))
+    # The cluster's address is written to Ray's usual folder, wherever the sessions are.
+    Path(get_default_ray_temp_dir()).mkdir(exist_ok=True)
     hosts = [
         Host(
             f"{work.name}-{index}", Path(tempfile.mkdtemp(prefix="holdfast-test-", dir="/dev/shm"))

@@ -26,7 +26,7 @@ from tests.trust.figures import tell, tell_table
 SEED = 20261126
 TRAININGS, FAULTS = 25, 20
 HANG_SECS = 8
-MEMORY_BYTES = 500 << 20
+MEMORY_BYTES = 320 << 20
 DISK_BYTES = 8 << 20
 
 CLASSES = {
