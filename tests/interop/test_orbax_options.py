@@ -306,6 +306,15 @@ def test_a_part_without_a_sharding_is_loaded_as_it_was_saved(tmp_path: Path) -> 
     assert isinstance(found["x"], jax.Array)
 
 
+def test_an_object_with_a_shape_and_a_dtype_describes_an_array_of_numpy(tmp_path: Path) -> None:
+    ocp.v1.save(tmp_path / "one", {"x": jnp.ones(2), "y": np.ones(3)})
+    described = types.SimpleNamespace(shape=(2,), dtype=np.dtype(np.float64))
+    like = {"x": described, "y": types.SimpleNamespace(shape=(3,), dtype=np.dtype(np.float32))}
+    found = ocp.v1.load(tmp_path / "one", like)
+    assert [type(leaf) for leaf in found.values()] == [np.ndarray, np.ndarray]
+    assert [leaf.dtype.name for leaf in found.values()] == ["float64", "float32"]
+
+
 def test_stored_metrics_are_an_item_in_the_metadata(tmp_path: Path) -> None:
     items = ocp.args.Composite(state=ocp.args.StandardSave({"w": np.ones(2)}))
     with ocp.CheckpointManager(tmp_path / "run") as manager:

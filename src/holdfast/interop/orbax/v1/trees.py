@@ -231,7 +231,16 @@ def _like(leaf: Any) -> Any:
         return jax.ShapeDtypeStruct(  # type: ignore[no-untyped-call]
             leaf.shape, leaf.dtype, sharding=leaf.sharding
         )
-    return leaf
+    known = (jax.Array, jax.ShapeDtypeStruct, np.ndarray, np.generic, type)
+    if isinstance(leaf, known) or not (hasattr(leaf, "shape") and hasattr(leaf, "dtype")):
+        return leaf
+    # Any object with a shape and a dtype describes an array: without a sharding, one of NumPy.
+    sharding = getattr(leaf, "sharding", None)
+    if sharding is None:
+        return np.broadcast_to(np.zeros((), leaf.dtype), leaf.shape)
+    return jax.ShapeDtypeStruct(  # type: ignore[no-untyped-call]
+        leaf.shape, leaf.dtype, sharding=sharding
+    )
 
 
 def abstract_items(
