@@ -398,7 +398,9 @@ class Schedule:
             # The remote tier was taken over in the storm, and a host has seen it only now.
             return
         if rng.random() < 0.5:
-            world.wish(rng.choice(job.living).host.name, TargetKind.PREEMPTION)
+            # A notice in the storm may have stopped the job while its copies were awaited.
+            if not job.is_over:
+                world.wish(rng.choice(job.living).host.name, TargetKind.PREEMPTION)
             if not world.run(world.now + CALM_SECS, lambda: job.is_over or self._is_fenced(job)):
                 oracle.fail("I7", "a preemption has not stopped all ranks")
             if not job.is_over:
