@@ -1,0 +1,112 @@
+"""PyTorch on two hosts under what users do to a run: put it back, move it, lose a host."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.hosts import Host, expire_leases, wait_until
+from tests.store.places import mounted
+from tests.trainer.job import Job, lose, some_hosts
+from tests.trainer.job import start_job as start_any_job
+from tests.trainer.test_moved_runs import put_back
+
+TRAINER = Path(__file__).with_name("rank_trainer.py")
+LOST_SECS = 200.0
+"""In which the others notice a lost host: 100 s without a message, and a busy machine."""
+
+pytestmark = [
+    pytest.mark.soak,
+    pytest.mark.timeout(900),
+    pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="without PyTorch"),
+]
+
+
+@pytest.fixture
+def four_hosts() -> Iterator[list[Host]]:
+    with some_hosts(4) as hosts:
+        yield hosts
+
+
+def start_job(hosts: list[Host], run: Path, **todo: Any) -> Job:
+    return start_any_job(hosts, run, script=TRAINER, framework="torch", every=5, **todo)
+
+
+def trained(hosts: list[Host], run: Path, more: int, branch: int) -> list[int]:
+    """Trains some more steps; returns the branches of the state from which all ranks went on."""
+    found = start_job(hosts, run, more=more, branch=branch).results(300)
+    assert all(r["trail"] == r["own"] == found[0]["trail"] for r in found), found
+    assert len(found[0]["trail"]) == found[0]["start"]
+    return found[0]["trail"]
+
+
+def await_step(job: Job, step: int) -> None:
+    for rank in job.ranks:
+        rank.await_line("step", lambda line: line["step"] >= step, 120)
+
+
+def test_a_run_that_was_put_back_and_trained_elsewhere_is_no_mix(
+    four_hosts: list[Host], tmp_path: Path
+) -> None:
+    run, backup, (here, there) = (
+        tmp_path / "run",
+        tmp_path / "backup",
+        (four_hosts[:2], four_hosts[2:]),
+    )
+    trained(here, run, 8, branch=1)
+    for one in here:
+        one.kill_agents()
+    shutil.copytree(run, backup)
+    # Newer steps are on disk and in RAM, which outlives its agents.
+    job = start_job(here, run, more=1000, branch=1, sleep=0.05)
+    await_step(job, 17)
+    job.kill()
+    for one in here:
+        one.kill_agents()
+    put_back(backup, run)
+    expire_leases(run)
+    assert trained(there, run, 4, branch=2) == [1] * 8
+    for one in there:
+        one.kill_agents()
+    expire_leases(run)
+    assert trained(here, run, 3, branch=3) == [1] * 8 + [2] * 4
+
+
+def test_a_run_that_is_moved_across_file_systems_goes_on_from_the_step_in_ram(
+    four_hosts: list[Host], tmp_path: Path
+) -> None:
+    hosts = four_hosts[:2]
+    with mounted("tmpfs", tmp_path / "other") as other:
+        run, moved = tmp_path / "run", other / "run"
+        job = start_job(hosts, run, more=1000, branch=1, sleep=0.05)
+        await_step(job, 17)
+        subprocess.run(["mv", str(run), str(moved)], check=False, capture_output=True)
+        # A training that writes meanwhile may keep `mv` from removing what it has moved.
+        wait_until(lambda: shutil.rmtree(run, ignore_errors=True) or not run.exists())
+        codes = [rank.wait(120) for rank in job.ranks]
+        assert codes == [1, 1], job.told()
+        assert any("keeps step" in "".join(rank.errors) for rank in job.ranks), job.told()
+        assert len(trained(hosts, moved, 3, branch=2)) >= 17
+
+
+@pytest.mark.parametrize("call", ["resume", "finish"])
+def test_the_others_do_not_wait_an_hour_for_a_rank_whose_host_is_lost_before_the_call(
+    four_hosts: list[Host], tmp_path: Path, call: str
+) -> None:
+    hosts, run = four_hosts[:2], tmp_path / "run"
+    trained(hosts, run, 8, branch=1)
+    job = start_job(hosts, run, more=4, branch=2, stands=[1, call])
+    job.ranks[1].await_line("stands", secs=120)
+    lose(hosts[1])
+    assert job.ranks[0].wait(LOST_SECS) == 1, job.told()
+    said = "".join(job.ranks[0].errors)
+    assert "ProcessLostError" in said
+    assert "rank 1 (on host-b) of 2 sent no heartbeat for 100 s" in said
+    expire_leases(run)
+    assert trained(hosts, run, 3, branch=3)[:8] == [1] * 8
