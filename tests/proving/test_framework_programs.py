@@ -16,6 +16,8 @@ from tests.proving.proofs import EXAMPLES, proof_of
 TORCH, JAX = EXAMPLES / "torch_training.py", EXAMPLES / "jax_training.py"
 KILLED_AT_2 = {"kill_count": 1, "seed": 1, "every": 1}
 """By SIGKILL, in the middle of the first epoch."""
+KILLED_AT_12 = KILLED_AT_2 | {"seed": 4}
+"""By SIGKILL, between the second and the third epoch."""
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +53,8 @@ def test_the_training_from_scratch_is_exact_with_each_kind_of_kill(
 def test_each_cause_is_found_with_pytorch(
     shared_host: Host, tmp_path: Path, case: str, cause: str
 ) -> None:
-    proof = proof_of(shared_host, tmp_path, TORCH, case, stem="torch", **KILLED_AT_2)
+    options = KILLED_AT_12 if case == "sampler-epoch" else KILLED_AT_2
+    proof = proof_of(shared_host, tmp_path, TORCH, case, stem="torch", **options)
     assert (proof["identical"], proof["deterministic"]) == (False, True), proof
     assert proof["causes"][0]["name"] == cause
 
