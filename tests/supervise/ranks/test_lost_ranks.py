@@ -1,4 +1,7 @@
-"""Ranks are lost, and the others go on in the same processes: real processes with gloo."""
+"""Ranks are lost, and the others go on in the same processes: real processes with gloo.
+
+A job takes 5 s of a processor. `test_membership` and `test_launcher` have most cases cheaper.
+"""
 
 from __future__ import annotations
 
@@ -57,6 +60,7 @@ def test_lost_ranks_cost_no_other_process_and_no_bit(one_host: Host, tmp_path: P
     assert {tuple(line["lost"]) for line in resumed if line["generation"] == 5} == {(2,)}
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("kind", ["ddp", "fsdp", "hsdp"])
 def test_wrapped_models_are_formed_anew(kind: str, one_host: Host, tmp_path: Path) -> None:
     outcome = run_job(
@@ -73,7 +77,7 @@ def test_wrapped_models_are_formed_anew(kind: str, one_host: Host, tmp_path: Pat
     assert len({line["step"] for line in again}) == 1
 
 
-@pytest.mark.parametrize("kind", ["plain", "hsdp"])
+@pytest.mark.parametrize("kind", [pytest.param("plain", marks=pytest.mark.soak), "hsdp"])
 def test_survivors_save_the_step_that_they_hold(kind: str, one_host: Host, tmp_path: Path) -> None:
     outcome = run_job(
         one_host,
@@ -93,6 +97,7 @@ def test_survivors_save_the_step_that_they_hold(kind: str, one_host: Host, tmp_p
     assert steps == [*range(9)]
 
 
+@pytest.mark.soak
 def test_a_stopped_survivor_is_ended_and_lost_too(one_host: Host, tmp_path: Path) -> None:
     outcome = run_job(
         one_host,
@@ -108,6 +113,7 @@ def test_a_stopped_survivor_is_ended_and_lost_too(one_host: Host, tmp_path: Path
     assert len(outcome.digests) == 1
 
 
+@pytest.mark.soak
 def test_an_exception_of_the_program_ends_its_process_and_a_spare_repeats_the_step(
     one_host: Host, tmp_path: Path
 ) -> None:
@@ -122,6 +128,7 @@ def test_an_exception_of_the_program_ends_its_process_and_a_spare_repeats_the_st
     assert len(outcome.digests) == 1
 
 
+@pytest.mark.soak
 def test_fewer_ranks_go_on(one_host: Host, tmp_path: Path) -> None:
     outcome = run_job(
         one_host,
