@@ -145,12 +145,12 @@ def test_a_copy_that_is_interrupted_is_made_by_the_background_thread(
     with manager(tmp_path / "run") as saving:
         saving.resume(state(7.0))
         wait_for_a_whole_slot(saving)
-        snapshot = _Interrupting(saving._framework.snapshot(state(7.0)))
+        snapshot = _Interrupting(saving._process.framework.snapshot(state(7.0)))
         taken = CheckpointId(0, saving._session.place.attempt)
         taking = Taking(id=taken, time=saving._clock.now(), metrics=None)
-        plan = saving._planner.plan(snapshot, taking)
+        plan = saving._parts.due_saves.planner.plan(snapshot, taking)
         with pytest.raises(KeyboardInterrupt):
-            saving._saver.submit(
+            saving._parts.position.saver.submit(
                 SaveRequest(
                     plan=plan,
                     snapshot=snapshot,

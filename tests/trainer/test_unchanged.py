@@ -83,7 +83,7 @@ def trained(state: dict[str, Any], way: str) -> dict[str, Any]:
 
 def restored(saving: holdfast.CheckpointManager, step: int) -> Any:
     """What is saved of a step; the run does not go back to it."""
-    view = saving._views.load()
+    view = saving._parts.position.views.load()
     sources = view.sources(view.find(step))
     restoration = NestedRestoration(sources.spec)
     fill_targets(sources, restoration.targets)
