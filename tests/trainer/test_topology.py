@@ -94,6 +94,9 @@ def options(**told: Any) -> Options:
 class Own:
     """A policy of the user's own."""
 
+    def __repr__(self) -> str:
+        return "Own()"  # in a test's name, which is the same in all processes of pytest
+
     def should_save(self, step: int, previous: Any, *, context: Any) -> bool:
         return False
 
