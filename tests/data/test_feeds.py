@@ -4,29 +4,26 @@ from __future__ import annotations
 
 import importlib.util
 import itertools
+import json
 import logging
+import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from holdfast.data import Order
 from holdfast.errors import InvalidArgumentError
+from tests import prepared
+from tests.data.loaders import Augmented
+from tests.hosts import ending
 
+LOADERS = Path(__file__).with_name("loaders.py")
 HAS_TORCH = importlib.util.find_spec("torch") is not None
 HAS_GRAIN = importlib.util.find_spec("grain") is not None
 needs_torch = pytest.mark.skipif(not HAS_TORCH, reason="PyTorch cannot be had here")
 needs_grain = pytest.mark.skipif(not HAS_GRAIN, reason="Grain cannot be had here")
-
-
-class Augmented:
-    """A dataset whose samples have a random part, which the place in the order determines."""
-
-    def __len__(self) -> int:
-        return 60
-
-    def __getitem__(self, sample: Any) -> tuple[int, int]:
-        return int(sample), sample.seed % 1000
 
 
 class Columns:
@@ -41,33 +38,14 @@ def expected(order: Order, start: int, stop: int) -> list[tuple[int, int]]:
 
 
 @needs_torch
-@pytest.mark.parametrize("is_batched_by_source", [False, True])
-def test_a_loader_of_pytorch_that_is_left_goes_on_with_other_ranks_and_workers(
-    is_batched_by_source: bool,
-) -> None:
-    from torch.utils.data import DataLoader
-
-    def loader(start: int, rank: int, count: int, workers: int) -> Any:
-        order = Order(len(Augmented()), batch=6, seed=2, epochs=2)
-        options: dict[str, Any] = {"num_workers": workers, "collate_fn": list}
-        if workers:
-            options["multiprocessing_context"] = "fork"
-        if is_batched_by_source:
-            source = order.source(Augmented(), start, rank=rank, count=count)
-            steps = range(start, len(source))
-            return DataLoader(source, sampler=steps, batch_size=None, **options)  # type: ignore[arg-type]
-        batches = order.batches(start, rank=rank, count=count)
-        return DataLoader(Augmented(), batch_sampler=batches, **options)  # type: ignore[arg-type]
-
-    used: list[tuple[int, int]] = []
-    for start, stop, count, workers in ((0, 3, 2, 2), (3, 8, 3, 0), (8, 20, 1, 1)):
-        loaders = [iter(loader(start, rank, count, workers)) for rank in range(count)]
-        for _ in range(start, stop):
-            # A kill leaves what was read ahead.
-            used += [sample for of_rank in loaders for sample in next(of_rank)]
-        assert (stop == 20) == (next(loaders[0], None) is None)
-        del loaders
-    assert used == expected(Order(60, batch=6, seed=2), 0, 20)
+def test_a_loader_of_pytorch_that_is_left_goes_on_with_other_ranks_and_workers() -> None:
+    # A process of its own: JAX, which others of these tests use, warns of forked workers.
+    with ending(prepared.start("torch", [str(LOADERS)], os.environ)) as process:
+        out, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    wanted = [[*sample] for sample in expected(Order(60, batch=6, seed=2), 0, 20)]
+    for way, used in json.loads(out).items():
+        assert used == wanted, way
 
 
 @needs_grain

@@ -124,4 +124,6 @@ def test_an_interrupted_proof_leaves_no_process_behind(shared_host: Host, tmp_pa
     _, err = process.communicate(timeout=60)
     assert (process.returncode, err.splitlines()[-1]) == (130, "interrupted"), err
     assert not is_running(opening["pid"])
-    assert shared_host.agent_processes() == []
+    # Those of other tests' runs may still be about to leave.
+    left = [" ".join(agent.cmdline()) for agent in shared_host.agent_processes()]
+    assert not [command for command in left if str(tmp_path) in command]

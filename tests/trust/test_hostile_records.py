@@ -286,7 +286,7 @@ def test_a_part_with_other_values_than_the_checkpoint_has_objects_is_refused(
     run: DamagedRun,
 ) -> None:
     commit_lies(run, lambda tree: tree.update(values=[]), PART_1)
-    assert_refused_for(run, "part 1 of 000000050.3", "expected one at each of ['data']")
+    assert_refused_for(run, "part 1 of 000000050.3", "rank 1 lacks data")
 
 
 def test_a_manifest_of_another_state_than_its_parts_is_refused(run: DamagedRun) -> None:

@@ -142,7 +142,8 @@ class Lifetime:
         # after those of the framework, so it runs before that shuts down its devices.
         self._at_exit = weakref.finalize(self, _seal_all, held.progress)
         atexit.register(self._at_exit)
-        _open[_key(run)] = self
+        self._key = _key(run)
+        _open[self._key] = self
         if process.fork_hooks:
             _register_fork_hooks()
 
@@ -217,6 +218,8 @@ class Lifetime:
         release_inherited(folder, held.session.sockets())
 
     def _detach(self) -> None:
+        if _open.get(self._key) is self:
+            del _open[self._key]
         self._at_exit.detach()
         atexit.unregister(self._at_exit)
 
@@ -235,7 +238,9 @@ def replace_open(directory: object) -> None:
             lifetime.replace()
 
 
-_open: weakref.WeakValueDictionary[str, Lifetime] = weakref.WeakValueDictionary()
+_open: dict[str, Lifetime] = {}
+"""The managers that are not closed, by their runs; also those that the program refers to no more,
+whose threads go on."""
 _outliving = threading.local()
 """`is_on`: managers outlive the exceptions of this thread."""
 
