@@ -135,9 +135,12 @@ class Oracle:
 
     def offered(self) -> list[Id]:
         """What a restore may choose from: the present timeline, ascending."""
+        last = max((one.step for one in self.committed() if self.counts(one)), default=-1)
         by_step: dict[int, Id] = {}
         for one, kept in self.kept.items():
-            if self.counts(one) and (kept.committed or kept.whole or kept.written):
+            # Parts on the disk below a newer commit may be what a delete has left.
+            is_written = kept.written and one.step > last
+            if self.counts(one) and (kept.committed or kept.whole or is_written):
                 by_step[one.step] = max(one, by_step.get(one.step, one))
         return [by_step[step] for step in sorted(by_step)]
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any, ClassVar
@@ -33,6 +35,7 @@ from holdfast.errors import (
 )
 from holdfast.host.wire.protocol import PENDING_COUNT_MAX
 from tests.engine.making import memory_folder
+from tests.hosts import ROOT
 from tests.trust.figures import tell
 from tests.trust.in_process import Trainer
 from tests.trust.model_host import ModelHost, check_offered, named, real_policy
@@ -485,8 +488,20 @@ def run_machine(examples: int, steps: int) -> Counter[str]:
 
 
 def test_a_run_holds_what_a_plain_dict_holds() -> None:
-    ran = run_machine(20, 40)
-    assert len(ran) > 15, ran
+    # In a process of its own: Hypothesis takes constants from the modules that are loaded, so that
+    # the examples would depend on the tests before this one.
+    command = "from tests.trust.test_model import run_machine; print(len(run_machine(20, 40)))"
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", command],
+        env=environment,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert int(done.stdout.split()[-1]) > 15, done.stdout
 
 
 @pytest.mark.soak
