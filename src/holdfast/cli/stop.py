@@ -29,6 +29,8 @@ from holdfast.store.location import open_durable
 from holdfast.trainer.opening.run_access import read_only
 
 POLL_SECS = 0.05
+ENDING_SECS = 10.0
+"""How long a process that has closed its socket may take to end."""
 
 
 @click.command()
@@ -109,11 +111,14 @@ def stop_agent(agent: protocol.AgentStatus, deadline: float, clock: Clock) -> No
     try:
         ask(Path(agent.folder), "stop", protocol.Stop(), protocol.Empty)
     except AgentGoneError as error:
-        # It was already ending, or was killed. Only a live process without an answer is an error.
-        if process_start(agent.pid) == started and started is not None:
-            raise AgentUnavailableError(
-                f"stop the agent of {agent.run}: process {agent.pid} does not answer: {error}"
-            ) from error
+        # It was already ending, or was killed. Only a process that lives on is an error.
+        limit_secs = min(deadline, clock.monotonic() + ENDING_SECS)
+        while started is not None and process_start(agent.pid) == started:
+            if isinstance(error, AgentSilentError) or clock.monotonic() >= limit_secs:
+                raise AgentUnavailableError(
+                    f"stop the agent of {agent.run}: process {agent.pid} does not answer: {error}"
+                ) from error
+            clock.sleep(POLL_SECS)
     while started is not None and process_start(agent.pid) == started:
         if clock.monotonic() >= deadline:
             raise WaitTimeoutError(
