@@ -7,13 +7,11 @@ from pathlib import Path
 import click
 
 from holdfast.cli import output
-from holdfast.cli.diff import SHOWN_MAX
-from holdfast.cli.prove import NOT_COMPARABLE, proof_folder
+from holdfast.cli.prove import NOT_COMPARABLE, StartsTo, judged, print_differences
 from holdfast.clock import SystemClock
-from holdfast.errors import HoldfastError
 from holdfast.proving.bisection import Bisection, BisectRequest, Outcome
 from holdfast.proving.bisection import bisect as bisect_run
-from holdfast.supervise.command import ColdStarts, Signals, Starts
+from holdfast.supervise.command import Signals
 
 
 @click.command(options_metavar="[OPTIONS]")
@@ -57,18 +55,12 @@ def bisect(
     (docs/exactness.md).
     """
     request = BisectRequest(directory=run, first=first, last=last, every=every)
-    signals = Signals()
 
-    def starts(output_fd: int) -> Starts:
-        return ColdStarts(command, output_fd)
+    def judge(starts: StartsTo, root: Path, signals: Signals) -> Bisection:
+        return bisect_run(request, starts, root, signals, SystemClock(), output.note)
 
-    try:
-        with proof_folder(directory) as root, signals.handled():
-            result = bisect_run(request, starts, root, signals, SystemClock(), output.note)
-    except HoldfastError as error:
-        output.print_error(str(error))
-        if as_json:
-            output.print_json({"error": type(error).__name__, "message": str(error)})
+    result = judged(judge, command, directory, as_json=as_json)
+    if result is None:
         return NOT_COMPARABLE
     if as_json:
         output.print_json(result.document)
@@ -96,9 +88,4 @@ def _print(result: Bisection) -> None:
             if result.is_second_equal:
                 text += ". The second replay agrees with the run; the first may have met a fault"
     output.print_line(f"{result.outcome.value}: {text}")
-    first = result.verdict.first
-    differences = () if first is None else first.differences
-    for difference in differences[:SHOWN_MAX]:
-        output.print_line(f"  {difference.text}")
-    if len(differences) > SHOWN_MAX:
-        output.print_line(f"  and {len(differences) - SHOWN_MAX} more, which --json lists")
+    print_differences(result.verdict.first)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import click
 
@@ -13,12 +14,16 @@ from holdfast.cli import output
 from holdfast.cli.diff import SHOWN_MAX
 from holdfast.cli.output import counted, size_text
 from holdfast.clock import SystemClock
+from holdfast.comparison.differences import Comparison
 from holdfast.errors import HoldfastError, InvalidArgumentError
 from holdfast.proving.proof import NAMED_MAX, Proof, ProofRequest
 from holdfast.proving.proof import prove as prove_program
 from holdfast.supervise.command import ColdStarts, Signals, Starts
 
 NOT_COMPARABLE = 2
+StartsTo = Callable[[int], Starts]
+"""Returns what starts a command, for the descriptor of the file for its output."""
+T = TypeVar("T")
 
 
 @click.command(context_settings={"allow_interspersed_args": False}, options_metavar="[OPTIONS] --")
@@ -77,18 +82,12 @@ def prove(
         last_step=None if steps is None else steps - 1,
         every=every,
     )
-    signals = Signals()
 
-    def starts(output_fd: int) -> Starts:
-        return ColdStarts(command, output_fd)
+    def judge(starts: StartsTo, root: Path, signals: Signals) -> Proof:
+        return prove_program(request, starts, root, signals, SystemClock(), output.note)
 
-    try:
-        with proof_folder(directory) as root, signals.handled():
-            proof = prove_program(request, starts, root, signals, SystemClock(), output.note)
-    except HoldfastError as error:
-        output.print_error(str(error))
-        if as_json:
-            output.print_json({"error": type(error).__name__, "message": str(error)})
+    proof = judged(judge, command, directory, as_json=as_json)
+    if proof is None:
         return NOT_COMPARABLE
     if as_json:
         output.print_json(proof.document)
@@ -97,8 +96,50 @@ def prove(
     return 0 if proof.verdict.is_equal else 1
 
 
+def judged(
+    judge: Callable[[StartsTo, Path, Signals], T],
+    command: Sequence[str],
+    directory: Path | None,
+    *,
+    as_json: bool,
+) -> T | None:
+    """Run a command as often as `judge` needs to judge it.
+
+    Args:
+        judge: is given what starts the command, an empty folder, and the received signals.
+        command: the command.
+        directory: the new folder to keep; None: a temporary one.
+        as_json: whether an error is printed as a document too.
+
+    Returns:
+        What `judge` returns; None if the command cannot be judged: the reason is printed.
+    """
+
+    def starts(output_fd: int) -> Starts:
+        return ColdStarts(command, output_fd)
+
+    signals = Signals()
+    try:
+        with _proof_folder(directory) as root, signals.handled():
+            return judge(starts, root, signals)
+    except HoldfastError as error:
+        output.print_error(str(error))
+        if as_json:
+            output.print_json({"error": type(error).__name__, "message": str(error)})
+        return None
+
+
+def print_differences(comparison: Comparison | None) -> None:
+    """Print the first differences of two checkpoints, a line each."""
+    differences = () if comparison is None else comparison.differences
+    for difference in differences[:SHOWN_MAX]:
+        output.print_line(f"  {difference.text}")
+    if len(differences) > SHOWN_MAX:
+        output.print_line(f"  and {len(differences) - SHOWN_MAX} more, which --json lists")
+
+
 @contextlib.contextmanager
-def proof_folder(directory: Path | None) -> Iterator[Path]:
+def _proof_folder(directory: Path | None) -> Iterator[Path]:
     """Yield the new folder for what a program saves: the one given, or a temporary one."""
     if directory is None:
         with tempfile.TemporaryDirectory(
@@ -110,7 +151,7 @@ def proof_folder(directory: Path | None) -> Iterator[Path]:
         directory.mkdir(parents=True)
     except OSError as error:
         raise InvalidArgumentError(
-            f"prove: expected a new directory, found {directory}: {error.strerror}"
+            f"--directory: expected a new directory, found {directory}: {error.strerror}"
         ) from error
     yield directory.absolute()
 
@@ -140,10 +181,7 @@ def _print(proof: Proof) -> None:
     output.print_line(
         f"different: step {verdict.steps[-1]} is the first one that differs; {against}"
     )
-    for difference in first.differences[:SHOWN_MAX]:
-        output.print_line(f"  {difference.text}")
-    if len(first.differences) > SHOWN_MAX:
-        output.print_line(f"  and {len(first.differences) - SHOWN_MAX} more, which --json lists")
+    print_differences(first)
     for cause in proof.causes:
         output.print_line(f"likely cause: {cause.name}: {cause.reason}")
         output.print_line(f"  {cause.cure}")
