@@ -132,3 +132,65 @@ def test_without_a_vouched_checkpoint_the_position_stays(tmp_path: Path) -> None
         pytest.raises(InvalidArgumentError, match="pass guard="),
     ):
         manager.rewind(state)
+
+
+def went_back(directory: Path, poisoned: set[int], **options: Any) -> list[tuple[int, int]]:
+    """Train 60 steps on samples in their order, of which some give a NaN; return the ways back."""
+    guard = holdfast.LossGuard(patience=3)
+    order = Order(4000, batch=1, shuffle=False)
+    state: dict[str, Any] = {"n": 0, "guard": guard}
+    if options.get("order_in_state", True):
+        state["order"] = order
+    used: list[int] = []
+    rewinds: list[tuple[int, int]] = []
+    policy = save_decision_policy.FixedIntervalPolicy(5)
+    with holdfast.CheckpointManager(
+        directory, save_decision_policy=policy, guard=guard, framework="numpy"
+    ) as manager:
+        step, state = manager.resume(state)
+        while step < 60:
+            sample = int(order.at(step).samples[0])
+            used.append(sample)
+            if guard.rejects(step, float("nan") if sample in poisoned else 1.0):
+                at = step
+                step, state = manager.rewind(state, order=order)
+                rewinds.append((at, step))
+                continue
+            manager.save(step, state)
+            manager.wait_until_finished()
+            step += 1
+    assert all(used.count(sample) == 1 for sample in poisoned), rewinds
+    return rewinds
+
+
+@pytest.mark.parametrize("order_in_state", [True, False])
+def test_no_poisoned_sample_is_used_again_after_several_ways_back(
+    tmp_path: Path, order_in_state: bool
+) -> None:
+    rewinds = went_back(tmp_path / "run", {30, 32, 33}, order_in_state=order_in_state)
+    # Each way back leads to the checkpoint that the first one led to: it is still vouched for.
+    assert {start for _, start in rewinds} == {26}
+    assert len(rewinds) == 3
+
+
+def test_a_training_that_does_not_come_further_is_refused_wherever_it_fails(tmp_path: Path) -> None:
+    guard = holdfast.LossGuard(patience=3, rewinds=3)
+    policy = save_decision_policy.FixedIntervalPolicy(5)
+    ways: list[int] = []
+
+    def train() -> None:
+        step, state = manager.resume({"guard": guard})
+        while step < 40:
+            if guard.rejects(step, float("nan") if step == 30 - len(ways) % 2 else 1.0):
+                step, state = manager.rewind(state)
+                ways.append(step)
+                continue
+            manager.save(step, state)
+            manager.wait_until_finished()
+            step += 1
+
+    with holdfast.CheckpointManager(
+        tmp_path / "run", save_decision_policy=policy, guard=guard, framework="numpy"
+    ) as manager, pytest.raises(StepNotFoundError, match="went back 3 times"):
+        train()
+    assert ways == [26, 26, 26]

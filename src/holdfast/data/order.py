@@ -234,6 +234,22 @@ class Order:
         )
         self._go_on(Segment(start, self._place(start + steps), self._batch, dropped))
 
+    def mark(self, step: int) -> Segment:
+        """Return what the order uses from `step` on, for `go_on_from`; that of the end after it."""
+        self._check_begun()
+        place = self._place(step)
+        if self._stop is not None:
+            place = min(place, self._stop)
+        segment = self._segment(step)
+        return Segment(step, place, segment.batch, segment.dropped)
+
+    def go_on_from(self, mark: Segment, start: int) -> None:
+        """Use from step `start` on what `mark` was used from, also after a restore.
+
+        What the plan had from `start` on is replaced: the training went back to before it.
+        """
+        self._go_on(Segment(start, mark.place, self._batch, mark.dropped))
+
     def batches(self, start: int, *, rank: int | None = None, count: int | None = None) -> Batches:
         """Return this rank's batches from `start` on: lists of `Sample`, one for each step.
 
@@ -388,8 +404,7 @@ class Order:
         )
 
     def _go_on(self, segment: Segment) -> None:
-        if self._plan[-1].first_step == segment.first_step:
-            self._plan.pop()
+        self._plan = [s for s in self._plan if s.first_step < segment.first_step]
         self._plan.append(segment)
 
     def _segment(self, step: int) -> Segment:

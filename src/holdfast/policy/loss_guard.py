@@ -125,21 +125,32 @@ class LossGuard:
         )
 
     def check_rewind(self) -> None:
-        """Count a return to a vouched checkpoint.
+        """Check that the training may go back.
 
         Raises:
-            StepNotFoundError: The training went back so often without coming further.
+            StepNotFoundError: It went back so often without coming further.
         """
-        step, count = self._rewinds
-        count = count + 1 if step == self._vouched else 1
-        if count > self._rewinds_max:
+        furthest, count = self._rewinds
+        if self._vouched <= furthest and count >= self._rewinds_max:
             raise StepNotFoundError(
                 f"rewind: the training went back {self._rewinds_max} times to what the guard "
                 f"vouches for, step {self._vouched} and before, and its loss was rejected again; "
                 "other samples do not help, so look at the learning rate and the data, or go on "
                 "with resume(state, step=...) from an older checkpoint"
             )
-        self._rewinds = (self._vouched, count)
+
+    def note_rewind(self, step: int, vouched: int) -> None:
+        """Note that the training went back to the checkpoint of `step`.
+
+        The guard still vouches for it, which its state of that time does not know.
+
+        Args:
+            step: The step of the checkpoint.
+            vouched: The step up to which the guard vouched for checkpoints before.
+        """
+        furthest, count = self._rewinds
+        self._rewinds = (vouched, 1) if vouched > furthest else (furthest, count + 1)
+        self._vouched = step
 
     def preserving(self, policy: PreservationPolicy) -> PreservationPolicy:
         """Return `policy`, which in addition keeps what the guard may need.

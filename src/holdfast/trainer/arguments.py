@@ -14,12 +14,13 @@ from holdfast.format.names import STEP_MAX
 from holdfast.format.paths import NO_PREFIXES, PathPrefixes
 from holdfast.format.renaming import NO_RENAMING, Renaming
 from holdfast.observe.events.schema import TRAINING_WAITS
+from holdfast.policy.loss_guard import LossGuard
 from holdfast.policy.preservation_policy import (
     AnyPreservationPolicy,
     BestN,
     PreservationPolicy,
 )
-from holdfast.trainer.options import HostNetwork, ProcessHooks, RamTier
+from holdfast.trainer.options import HostNetwork, ProcessHooks, RamTier, ReplicaCheck
 
 log = logging.getLogger(__name__)
 
@@ -186,8 +187,10 @@ def _prefixes(name: str, given: object) -> PathPrefixes | None:
     return PathPrefixes(tuple(prefix.strip("/") for prefix in names))
 
 
-def check_host(ram: object, network: object, process: object) -> None:
-    """Check what a manager is given for its host and its process.
+def check_types(
+    ram: object, network: object, process: object, guard: object, replicas: object
+) -> None:
+    """Check the types of a manager's arguments.
 
     Raises:
         InvalidArgumentError: One is of another type.
@@ -203,6 +206,14 @@ def check_host(ram: object, network: object, process: object) -> None:
     if not isinstance(process, ProcessHooks):
         raise InvalidArgumentError(
             f"CheckpointManager(process=...): expected ProcessHooks, found {process!r}"
+        )
+    if guard is not None and not isinstance(guard, LossGuard):
+        raise InvalidArgumentError(
+            f"CheckpointManager(guard=...): expected a LossGuard or None, found {guard!r}"
+        )
+    if replicas is not None and not isinstance(replicas, ReplicaCheck):
+        raise InvalidArgumentError(
+            f"CheckpointManager(replicas=...): expected a ReplicaCheck or None, found {replicas!r}"
         )
 
 

@@ -113,7 +113,7 @@ class CheckpointManager:
         process: ProcessHooks = ProcessHooks(),  # noqa: B008 - frozen too
         framework: str | Framework | None = None,
     ) -> None:
-        arguments.check_host(ram, network, process)
+        arguments.check_types(ram, network, process, guard, replicas)
         preservation = preservation_policy or LatestN(3)
         self._options = Options(
             save=save_decision_policy or ContinuousCheckpointingPolicy(),
@@ -331,7 +331,7 @@ class CheckpointManager:
         self._parts.due_saves.expect(state)
         return (0 if restored is None else restored.id.step + 1), state
 
-    def rewind(self, state: Any, *, order: options.SkipsSteps | None = None) -> tuple[int, Any]:
+    def rewind(self, state: Any, *, order: options.SampleOrder | None = None) -> tuple[int, Any]:
         """Go back to the newest checkpoint that the guard vouches for, after a rejected loss.
 
         All processes of the job must call it. The run continues from there: the later checkpoints
@@ -361,7 +361,8 @@ class CheckpointManager:
                 "rewind: expected a manager with a guard, found none; pass guard=LossGuard()"
             )
         guard.check_rewind()
-        vouched, last = guard.vouched, guard.last
+        vouched = guard.vouched
+        mark = None if order is None else order.mark(guard.last + 1)
         with self._parts.patience.of("rewind"):
             restored = self._parts.restores.read(None, request, step_max=vouched)
             if restored is None:
@@ -373,8 +374,10 @@ class CheckpointManager:
         state = self._moved_to(restored, "went back to")
         self._begin_steps()
         start = restored.id.step + 1
+        guard.note_rewind(start - 1, vouched)
         if order is not None:
-            order.skip(start, steps=max(0, last + 1 - start))
+            # The restore has set the order to its plan of that time.
+            order.go_on_from(mark, start)
         return start, state
 
     def _begin_steps(self) -> None:

@@ -11,7 +11,7 @@ import signal
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, field
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from holdfast.coordination.messages import NAME_CHARS_MAX
 from holdfast.environment import INTERFACE_VARIABLE, PROMETHEUS_VARIABLE
@@ -292,11 +292,15 @@ class ReplicaCheck:
             )
 
 
-class SkipsSteps(Protocol):
-    """An order of samples that can leave out those of some steps, as `holdfast.data.Order`."""
+class SampleOrder(Protocol):
+    """An order of samples that can go on at another step, as `holdfast.data.Order`."""
 
-    def skip(self, start: int, *, steps: int) -> None:
-        """Use from step `start` on what step `start + steps` would have used."""
+    def mark(self, step: int) -> Any:
+        """Return what is used from `step` on."""
+        ...
+
+    def go_on_from(self, mark: Any, start: int) -> None:
+        """Use from step `start` on what `mark` was used from, also if it was restored since."""
         ...
 
 
@@ -316,6 +320,15 @@ class Options:
     replicas: ReplicaCheck | None = None
     saves_each_due: bool = False
     """Whether a save that a policy asks for by its step waits for room; else it is skipped."""
+
+    def check(self) -> None:
+        """Check all that can be checked before anything of the run is touched.
+
+        Raises:
+            InvalidArgumentError: A policy, a port or a setting is invalid.
+        """
+        _ = self.durable_policies, self.step_policies, self.ram_policies, self.remote_request
+        _ = self.metrics
 
     @property
     def durable_policies(self) -> TierPolicies:

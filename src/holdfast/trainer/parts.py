@@ -92,6 +92,7 @@ def open_parts(
         if process.proof is not None:
             directory, options = process.proof.redirected(directory), process.proof.options(options)
         with waits.ended_by_signals("open the run", lambda: f"{directory} is not open"):
+            options.check()
             replace_open(directory)
             joined = _join(directory, options, process)
             lifetime = Lifetime(
