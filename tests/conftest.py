@@ -2,7 +2,9 @@
 
 import os
 import signal
+from collections.abc import Iterator
 
+import pytest
 from hypothesis import settings
 
 # Eight devices on one processor, for the tests of shardings; to be said before JAX is imported.
@@ -15,3 +17,13 @@ settings.load_profile("holdfast")
 # A script that starts the tests in the background has made them, and all their children, ignore it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(autouse=True)
+def environment_put_back() -> Iterator[None]:
+    """Puts back the variables that a test's code sets for its own process, as commands do."""
+    before = dict(os.environ)
+    yield
+    for name in os.environ.keys() - before.keys():
+        del os.environ[name]
+    os.environ.update(before)

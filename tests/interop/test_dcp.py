@@ -368,6 +368,25 @@ def test_plans_that_dcp_has_cached_are_used_again(tmp_path: Path, plan_caches: N
         assert all(torch.equal(loaded[name], value) for name, value in state.items())
 
 
+def test_a_refused_save_leaves_the_cached_plans_of_the_one_before(
+    tmp_path: Path, plan_caches: None
+) -> None:
+    def save(name: str, state: dict[str, Any]) -> None:
+        planner = dcp.DefaultSavePlanner(enable_plan_caching=True)
+        writer = HoldfastWriter(tmp_path / name)
+        dcp.save(state, storage_writer=writer, planner=planner, no_dist=True)
+
+    (tmp_path / "occupied").mkdir()
+    (tmp_path / "occupied" / "notes").write_text("mine")
+    state = {"a": torch.rand(3), "b": torch.rand(4)}
+    save("first", state)
+    with pytest.raises(dcp.CheckpointException, match="which is not overwritten"):
+        save("occupied", {"a": torch.rand(9)})
+    save("second", state)
+    loaded = _loaded(tmp_path / "second", {"a": torch.zeros(3), "b": torch.zeros(4)})
+    assert all(torch.equal(loaded[name], value) for name, value in state.items())
+
+
 class _OwnPlanner(dcp.DefaultSavePlanner):  # type: ignore[misc]
     """A second class of planners."""
 

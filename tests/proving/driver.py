@@ -13,6 +13,7 @@ import runpy
 import signal
 import sys
 import traceback
+import weakref
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -38,6 +39,8 @@ class ForkedStarts:
             return Child(pid)
         code = 70
         try:
+            # Temporary directories of the parent are not this process's to remove.
+            weakref.finalize._registry.clear()
             os.setpgid(0, 0)
             for number in PASSED_ON:
                 signal.signal(number, signal.SIG_DFL)

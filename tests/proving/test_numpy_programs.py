@@ -86,8 +86,12 @@ SAVING = (
             "        manager.save(step, {'w': np.ones(3)})\n",
             "StepExistsError",
         ),
+        (
+            SAVING.format(run="r", state={"w": 1}, steps=20) + "    manager.finish(19, state)\n",
+            "the program trained on to its end after SIGTERM",
+        ),
     ],
-    ids=["no manager", "one step", "fails", "two managers", "no resume"],
+    ids=["no manager", "one step", "fails", "two managers", "no resume", "ignores SIGTERM"],
 )
 def test_a_program_that_cannot_be_judged_is_named(
     shared_host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str, text: str
@@ -95,7 +99,7 @@ def test_a_program_that_cannot_be_judged_is_named(
     monkeypatch.chdir(tmp_path)
     path = program(tmp_path, body)
     proof = proof_of(shared_host, tmp_path, path, stem="numpy", kill_count=1)
-    assert text in proof.get("message", proof)
+    assert text in proof.get("message", str(proof))
 
 
 def test_randomness_without_a_seed_is_told_from_a_bad_restart(

@@ -93,6 +93,27 @@ def test_a_difference_by_a_name_says_how_to_rename(saved: Path) -> None:
         holdfast.load(saved, like=like)
 
 
+def test_numbers_that_are_strings_stay_strings(tmp_path: Path) -> None:
+    holdfast.save(tmp_path / "saved", {"blocks": {"1": np.ones(1)}})
+    like = {"blocks": {"0": np.zeros(1)}}
+    state = holdfast.load(tmp_path / "saved", like=like, rename={"blocks/1": "blocks/0"})
+    assert state["blocks"]["0"] == 1
+
+
+@pytest.mark.parametrize(
+    "rename", [{"a": "b", "b": "a"}, {"a": "a_2"}, {"": "model/"}, lambda name: f"x/{name}"]
+)
+def test_a_renaming_that_the_next_start_would_repeat_is_refused_by_resume(
+    one_host: Host, tmp_path: Path, rename: Any
+) -> None:
+    like: Any = {"a": np.zeros(1), "b": np.zeros(1)}
+    with holdfast.CheckpointManager(tmp_path / "run", framework="numpy") as manager:
+        manager.save(0, {"a": np.zeros(1), "b": np.ones(1)}, force=True)
+        with pytest.raises(InvalidArgumentError, match="the next start renames again"):
+            manager.resume(like, rename=rename)
+        assert manager.restore(0, rename=rename)
+
+
 class Reader:
     """A data iterator."""
 

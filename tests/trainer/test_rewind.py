@@ -189,8 +189,11 @@ def test_a_training_that_does_not_come_further_is_refused_wherever_it_fails(tmp_
             manager.wait_until_finished()
             step += 1
 
-    with holdfast.CheckpointManager(
-        tmp_path / "run", save_decision_policy=policy, guard=guard, framework="numpy"
-    ) as manager, pytest.raises(StepNotFoundError, match="went back 3 times"):
+    with (
+        holdfast.CheckpointManager(
+            tmp_path / "run", save_decision_policy=policy, guard=guard, framework="numpy"
+        ) as manager,
+        pytest.raises(StepNotFoundError, match="went back 3 times"),
+    ):
         train()
     assert ways == [26, 26, 26]

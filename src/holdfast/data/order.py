@@ -14,6 +14,8 @@ from __future__ import annotations
 import bisect
 import itertools
 import logging
+import math
+import operator
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -125,7 +127,14 @@ class Order:
         weights: Sequence[float] | None = None,
         drop_last: bool = False,
     ) -> None:
-        lengths = () if length is None else (length,) if isinstance(length, int) else tuple(length)
+        lengths = _lengths(length)
+        batch, seed = _integer("batch", batch), _integer("seed", seed)
+        epochs = None if epochs is None else _integer("epochs", epochs)
+        _check(-(2**63) <= seed < 2**63, f"expected a seed of 64 bits, found {seed}")
+        _check(
+            weights is None or all(_is_finite(weight) for weight in weights),
+            f"expected finite weights, found {weights}",
+        )
         of_sources = tuple(lengths if weights is None else weights)
         _check(
             batch > 0 and all(n > 0 for n in lengths) and (epochs is None or epochs > 0),
@@ -358,8 +367,9 @@ class Order:
             if state.get(name) != expected:
                 raise StructureMismatchError(
                     f"restore the order of samples: expected {name}={expected}, found "
-                    f"{state.get(name)} in the checkpoint; make the Order with the saved one, or "
-                    "begin a new order by naming its path in partial=..."
+                    f"{state.get(name)} in the checkpoint; make the Order with the saved one; "
+                    "to begin a new order, leave it out of the state that resume gets, and name "
+                    "its path in partial=..."
                 )
         self._plan = [
             Segment(first_step, place, batch, tuple(dropped))
@@ -470,6 +480,33 @@ class Source:
 def _bound(length: int, rank: int, count: int) -> int:
     """Return where the share of a rank begins."""
     return length * rank // count
+
+
+def _integer(name: str, given: object) -> int:
+    try:
+        number = operator.index(given)  # type: ignore[arg-type]
+    except TypeError:
+        number = None
+    _check(
+        number is not None and not isinstance(given, bool),
+        f"expected {name} as an int, found {given!r}",
+    )
+    assert number is not None
+    return number
+
+
+def _lengths(length: object) -> tuple[int, ...]:
+    if length is None:
+        return ()
+    many = length if isinstance(length, Sequence) and not isinstance(length, str) else (length,)
+    return tuple(_integer("length", number) for number in many)
+
+
+def _is_finite(number: object) -> bool:
+    try:
+        return math.isfinite(number)  # type: ignore[arg-type]
+    except TypeError:
+        return False
 
 
 def _check(condition: bool, text: str) -> None:

@@ -17,7 +17,7 @@ from holdfast.errors import InvalidArgumentError, StructureMismatchError
 from holdfast.format.paths import ROOT_NAME, Path, path_name
 from holdfast.format.records import CheckpointSpec, Container, Key
 
-_INDEX = re.compile(r"0|[1-9][0-9]*")
+_INDEX = re.compile(r"0|[1-9][0-9]{0,17}")
 NAMES_SHOWN_MAX = 5
 
 
@@ -32,6 +32,8 @@ class Renaming:
     """
 
     rule: Mapping[str, str] | Callable[[str], str]
+    is_repeated: bool = False
+    """Whether it is applied again to what is saved under the new names, as by each `resume`."""
 
     def name(self, name: str) -> str:
         """Return the new name of `name`.
@@ -59,8 +61,9 @@ class Renaming:
     def path(self, path: Path) -> Path:
         """Return the path with the new name of `path`.
 
-        The last keys that keep their text keep their type. Others are ints where they are decimal
-        numbers, as the indices of lists are.
+        The last keys that keep their text keep their type, and with as many keys as before each has
+        the type of the one in its place. Others are ints where they are decimal numbers, as the
+        indices of lists are.
         """
         name = path_name(path)
         renamed = self.name(name)
@@ -74,6 +77,12 @@ class Renaming:
                 f"rename: expected a name for {name!r} whose keys are not empty, found {renamed!r}"
             )
         keys: list[Key] = [int(t) if _INDEX.fullmatch(t) else unquote(t) for t in texts]
+        if len(keys) == len(path):
+            # A number in place of a string is a string.
+            keys = [
+                str(key) if isinstance(old, str) else key
+                for old, key in zip(path, keys, strict=True)
+            ]
         for place in range(1, min(len(path), len(keys)) + 1):
             if path_name((path[-place],)) != texts[-place]:
                 break
@@ -100,6 +109,8 @@ class Renaming:
             *spec.process_values,
         ]
         self._check_used(map(path_name, leaves), call)
+        if self.is_repeated:
+            self._check_repeatable(map(path_name, leaves))
         inner = _children([*leaves, *(container.path for container in spec.containers)])
         # An inner node without children has a name of its own, as a leaf has.
         leaves += [c.path for c in spec.containers if c.path and c.path not in inner]
@@ -113,6 +124,18 @@ class Renaming:
             process_values=tuple(renamed[path] for path in spec.process_values),
             containers=_containers(spec.containers, renamed),
         )
+
+    def _check_repeatable(self, names: Iterable[str]) -> None:
+        for name in names:
+            renamed = self.name(name)
+            again = self.name(renamed)
+            if again != renamed:
+                raise InvalidArgumentError(
+                    f"resume(rename=...): expected new names that stay as they are, since the next "
+                    f"start renames again, found {name!r}, {renamed!r}, and then {again!r}; rename "
+                    "once with holdfast.load(...) and save to a new run, or give beginnings that "
+                    "no new name has, such as 'body/' instead of 'body'"
+                )
 
     def _check_used(self, names: Iterable[str], call: str) -> None:
         if not isinstance(self.rule, Mapping):

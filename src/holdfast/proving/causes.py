@@ -210,8 +210,9 @@ def _loaders(evidence: Evidence) -> Iterator[Cause]:
                 "a loader without generator=",
                 f"{loader.name} has no generator: each of its iterators, also the one after a "
                 "restart, draws a seed from the generator of all",
-                f"give it one, {loader.name}(..., generator=torch.Generator().manual_seed(0)), and "
-                "put holdfast.torch.ExactLoader(loader) into the state",
+                "use a StatefulDataLoader of torchdata with generator=torch.Generator()."
+                "manual_seed(0), iterate over holdfast.torch.ExactLoader(loader), and put that "
+                "into the state",
             )
             return
         if loader.in_state and not loader.is_exact and loader.has_generator:

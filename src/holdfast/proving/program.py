@@ -76,11 +76,13 @@ class ProgramRun:
         name: its name in results.
         folder: its folder, with what it has saved.
         kills: what was done to it, each with the step at which it was done.
+        ignored: the signals after which it trained on to its end, likewise.
     """
 
     name: str
     folder: Path
     kills: list[tuple[Kill, int]] = field(default_factory=list)
+    ignored: list[tuple[Kill, int]] = field(default_factory=list)
 
     @property
     def log(self) -> Path:
@@ -158,13 +160,13 @@ class ProgramRunner:
 
     def _run_to_end(self, starts: Starts, run: ProgramRun, pending: list[Kill]) -> None:
         for count in itertools.count():
-            killed_before = len(run.kills)
+            killed_before = len(run.kills) + len(run.ignored)
             end = self._run_once(starts, run, pending, count)
             if self._signals.is_ending:
                 raise KeyboardInterrupt
             if end.is_finished:
                 return
-            if len(run.kills) == killed_before:
+            if len(run.kills) + len(run.ignored) == killed_before:
                 raise NotComparableError(_failed_text(run, end.code))
 
     def _drain(self, started: datetime) -> None:
@@ -202,7 +204,7 @@ class ProgramRunner:
             killed_before = len(run.kills)
             try:
                 with self._signals.passed_on(lambda: starts.start(environment)) as child:
-                    code = self._attend(child, run, pending, folder)
+                    code, opened_count = self._attend(child, run, pending, folder)
             finally:
                 opened = reported_openings(folder)
                 for one in opened:
@@ -212,15 +214,19 @@ class ProgramRunner:
             has_finished = any(end.is_finished for end in reported_ends(folder))
         is_killed = len(run.kills) > killed_before
         is_finished = code is None or (code == 0 and (has_finished or not is_killed))
+        if is_killed and is_finished and len(opened) == opened_count:
+            # It was not started again, nor by a launcher of its own.
+            run.ignored.append(run.kills.pop())
         return _End(code=code or 0, is_finished=is_finished)
 
     def _attend(
         self, child: Child, run: ProgramRun, pending: list[Kill], reports: Path
-    ) -> int | None:
+    ) -> tuple[int | None, int]:
         """Carry out the kills at their steps until the program ends.
 
         Returns:
-            Its exit code; None if it was ended after the last step of the proof.
+            Its exit code, None if it was ended after the last step of the proof; and how often a
+            process had opened a run when it was killed last.
         """
         stopped, until_secs, opened_count = run.folder / STOPPED, math.inf, 0
         while (code := child.wait(POLL_SECS)) is None:
@@ -228,13 +234,13 @@ class ProgramRunner:
                 until_secs = math.inf  # a launcher of its own has started it again
             if self._clock.monotonic() >= until_secs:
                 self._note(f"holdfast prove: {run.name}: it goes on after the signal: it is killed")
-                return child.end(0)
+                return child.end(0), opened_count
             if not stopped.exists():
                 continue
             stop = decode(stopped.read_bytes(), ProofStop)
             if stop.is_last:
                 _kill(child)
-                return None
+                return None, opened_count
             kill = pending.pop(0)
             run.kills.append((kill, stop.step))
             self._note(f"holdfast prove: {run.name}: {kill.kind.value} at step {stop.step}")
@@ -244,7 +250,7 @@ class ProgramRunner:
             _carry_out(kill, stop, child, opened)
             stopped.unlink(missing_ok=True)
             until_secs = self._clock.monotonic() + GRACE_SECS
-        return code
+        return code, opened_count
 
 
 @dataclass(frozen=True, slots=True)

@@ -137,6 +137,15 @@ def prove(
     kills = choose_kills(request.seed, request.kill_count, steps, rank_count)
     note(f"holdfast prove: it runs again, with {counted(len(kills), 'kill')}")
     killed = runner.run("with kills", kills)
+    for kill, step in killed.ignored:
+        advice = "leave the loop where manager.reached_preemption(step) is True"
+        text = f"the program trained on to its end after {kill.kind.value} at step {step}"
+        if not killed.kills:
+            raise NotComparableError(
+                f"prove: {text}, so that nothing was restarted: {advice}, or choose other kills "
+                "with --seed"
+            )
+        note(f"holdfast prove: {text}, which proves nothing: {advice}")
     if not killed.kills:
         raise NotComparableError(
             f"prove: expected a kill at step {kills[0].step}, found that the program had ended "

@@ -153,7 +153,8 @@ def check_resume(
     if state is None:
         raise InvalidArgumentError("resume: expected the initial state, found None")
     request = check_request(state, only, partial, cast, rename, ArraysOf.EITHER)
-    return replace(request, call="resume")
+    renaming = replace(request.renaming, is_repeated=True)
+    return replace(request, call="resume", renaming=renaming)
 
 
 def _renaming(rename: object) -> Renaming:

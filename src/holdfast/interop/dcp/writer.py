@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import pickle
@@ -103,9 +104,10 @@ class HoldfastWriter(StorageWriter, AsyncStager):  # type: ignore[misc]
             UnsupportedLeafError: a tensor cannot be stored.
             OutOfSpaceError, StorageError: the directory cannot be made.
         """
-        plans = _whole(plans, self.checkpoint_id)
-        self.close()
-        self._saving = CheckpointBuilder(self._directory, _arrays_of(plans), len(plans))
+        with _good_caches_kept():
+            plans = _whole(plans, self.checkpoint_id)
+            self.close()
+            self._saving = CheckpointBuilder(self._directory, _arrays_of(plans), len(plans))
         return [
             replace(plan, storage_data=task)
             for plan, task in zip(plans, self._saving.tasks, strict=True)
@@ -163,6 +165,28 @@ class HoldfastWriter(StorageWriter, AsyncStager):  # type: ignore[misc]
                 "this one ended; wait for it, or use a writer for each"
             )
         return saving
+
+
+_COORDINATOR_CACHES = ("_cached_all_plans", "_cached_global_plan", "_cached_metadata")
+_good_caches: dict[str, dict[str, Any]] = {}
+"""DCP's caches of plans, by their names, as the last save that was begun has left them."""
+
+
+@contextlib.contextmanager
+def _good_caches_kept() -> Iterator[None]:
+    """Put DCP's caches back if the block raises, which refuses a save.
+
+    DCP has cached the plan of that save already. It would use it for the next state that is equal
+    to the one before, on all ranks, and leave out what the refused save did not have.
+    """
+    try:
+        yield
+    except BaseException:
+        for name, plans in _good_caches.items():
+            getattr(SavePlanner, name).update(plans)
+        raise
+    for name in _COORDINATOR_CACHES:
+        _good_caches[name] = dict(getattr(SavePlanner, name))
 
 
 def _whole(plans: Sequence[Any], directory: str) -> list[Any]:
