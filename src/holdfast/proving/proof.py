@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -137,20 +137,7 @@ def prove(
     kills = choose_kills(request.seed, request.kill_count, steps, rank_count)
     note(f"holdfast prove: it runs again, with {counted(len(kills), 'kill')}")
     killed = runner.run("with kills", kills)
-    for kill, step in killed.ignored:
-        advice = "leave the loop where manager.reached_preemption(step) is True"
-        text = f"the program trained on to its end after {kill.kind.value} at step {step}"
-        if not killed.kills:
-            raise NotComparableError(
-                f"prove: {text}, so that nothing was restarted: {advice}, or choose other kills "
-                "with --seed"
-            )
-        note(f"holdfast prove: {text}, which proves nothing: {advice}")
-    if not killed.kills:
-        raise NotComparableError(
-            f"prove: expected a kill at step {kills[0].step}, found that the program had ended "
-            "before; does it make the same steps each time?"
-        )
+    _check_killed(killed, kills, note)
     b = read_run(killed.folder, "the program with kills")
     verdict = judge(a, b, request.last_step)
     if verdict.is_equal:
@@ -173,6 +160,24 @@ def prove(
         causes=tuple(causes),
         written=written,
     )
+
+
+def _check_killed(killed: ProgramRun, planned: Sequence[Kill], note: Callable[[str], None]) -> None:
+    """Check that the program was killed and started again at least once."""
+    for kill, step in killed.ignored:
+        advice = "leave the loop where manager.reached_preemption(step) is True"
+        text = f"the program trained on to its end after {kill.kind.value} at step {step}"
+        if not killed.kills:
+            raise NotComparableError(
+                f"prove: {text}, so that nothing was restarted: {advice}, or choose other kills "
+                "with --seed"
+            )
+        note(f"holdfast prove: {text}, which proves nothing: {advice}")
+    if not killed.kills:
+        raise NotComparableError(
+            f"prove: expected a kill at step {planned[0].step}, found that the program had ended "
+            "before; does it make the same steps each time?"
+        )
 
 
 def _causes(a: SavedRun, b: SavedRun, verdict: Verdict, is_repeat: bool) -> list[Cause]:

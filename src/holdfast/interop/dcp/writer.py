@@ -179,14 +179,17 @@ def _good_caches_kept() -> Iterator[None]:
     DCP has cached the plan of that save already. It would use it for the next state that is equal
     to the one before, on all ranks, and leave out what the refused save did not have.
     """
+    is_good = False
     try:
         yield
-    except BaseException:
-        for name, plans in _good_caches.items():
-            getattr(SavePlanner, name).update(plans)
-        raise
-    for name in _COORDINATOR_CACHES:
-        _good_caches[name] = dict(getattr(SavePlanner, name))
+        is_good = True
+    finally:
+        for name in _COORDINATOR_CACHES:
+            plans = getattr(SavePlanner, name)
+            if is_good:
+                _good_caches[name] = dict(plans)
+            else:
+                plans.update(_good_caches.get(name, {}))
 
 
 def _whole(plans: Sequence[Any], directory: str) -> list[Any]:
