@@ -239,6 +239,7 @@ class Restoration(Protocol):
         process_values: the paths of the objects in the state that keep a state of their own.
         divided: those of `process_values` whose objects take the states of all processes that
             saved (`leaves.ProcessStates`), where that is another number of processes.
+        pipelines: what those of `process_values` that are iterators read (`pipelines`), by path.
         kept: the paths of the leaves of `like` that stay as they are, because the checkpoint lacks
             them or has them in another shape or kind.
     """
@@ -246,6 +247,7 @@ class Restoration(Protocol):
     targets: Sequence[RestoreTarget]
     process_values: Sequence[Path]
     divided: Sequence[Path]
+    pipelines: Mapping[Path, Sequence[str]]
     kept: Sequence[Path]
 
     def convert_dtypes(self) -> None:

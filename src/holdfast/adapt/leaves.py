@@ -13,8 +13,10 @@ from dataclasses import dataclass
 from typing import Any, TypeGuard
 
 import numpy as np
+from msgspec import UNSET
 
 from holdfast.adapt.contract import ArrayOutline, Outline
+from holdfast.adapt.pipelines import pipeline_of
 from holdfast.errors import HoldfastError, StructureMismatchError, UnsupportedLeafError
 from holdfast.format.dtypes import dtype_name
 from holdfast.format.grid import Placement
@@ -269,7 +271,10 @@ class SavedValues:
         else:
             with object_errors(leaf, path, "save"):
                 state = encode_value(state_of(leaf), path_name(path))
-            self._process_values.append(SavedValue(path=path, value=state))
+            pipeline = pipeline_of(leaf)
+            self._process_values.append(
+                SavedValue(path=path, value=state, pipeline=UNSET if pipeline is None else pipeline)
+            )
 
     @property
     def values(self) -> tuple[SavedValue, ...]:

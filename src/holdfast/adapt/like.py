@@ -25,6 +25,7 @@ import numpy as np
 from holdfast.adapt import leaves
 from holdfast.adapt.contract import RestoreRequest
 from holdfast.adapt.nested import check_prefixes, paths_of
+from holdfast.adapt.pipelines import pipeline_of
 from holdfast.errors import StructureMismatchError
 from holdfast.format.dtypes import dtype_name, numpy_dtype
 from holdfast.format.grid import Region, RestoreTarget
@@ -165,6 +166,11 @@ class LikeRestoration:
             for path, leaf in zip(like.paths, like.leaves, strict=True)
             if path in of_objects and leaves.divides_states(leaf)
         ]
+        self.pipelines: Mapping[Path, Sequence[str]] = {
+            path: pipeline
+            for path, leaf in zip(like.paths, like.leaves, strict=True)
+            if path in of_objects and (pipeline := pipeline_of(leaf)) is not None
+        }
         self._index = {path: index for path, index in indices.items() if path in restored}
         self._buffers: dict[Path, dict[Region, np.ndarray]] = {}
         targets: list[RestoreTarget] = []

@@ -50,6 +50,7 @@ class NestedRestoration:
         self.kept: Sequence[Path] = ()
         self.process_values: Sequence[Path] = [p for p in spec.process_values if request.wants(p)]
         self.divided: Sequence[Path] = ()
+        self.pipelines: Mapping[Path, Sequence[str]] = {}
         indices = _indices(spec, request)
         arrays = {index: spec.arrays[index] for index in dict.fromkeys(indices.values())}
         self.targets: Sequence[RestoreTarget] = [

@@ -146,10 +146,14 @@ def dict_container(path: tuple[Key, ...], keys: Sequence[Key]) -> Container:
 
 
 class SavedValue(msgspec.Struct, frozen=True, kw_only=True):
-    """A Python value at a path, encoded by `holdfast.format.values`."""
+    """A Python value at a path, encoded by `holdfast.format.values`.
+
+    `pipeline` describes what an iterator reads, of which the value is the position.
+    """
 
     path: tuple[Key, ...]
     value: Any
+    pipeline: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET
 
 
 class CheckpointSpec(msgspec.Struct, frozen=True, kw_only=True):

@@ -15,13 +15,16 @@ See docs/decisions/0021.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from msgspec import UnsetType
+
 from holdfast.adapt.contract import Framework, Restoration, RestoreRequest
 from holdfast.adapt.leaves import ProcessStates
+from holdfast.adapt.pipelines import pipeline_difference
 from holdfast.clock import Clock
 from holdfast.engine.reading.exchange import Exchange
 from holdfast.engine.reading.restore import Filling, RestoreTally
@@ -349,7 +352,12 @@ class Restorer:
         if is_outside and request.like is None and len(tried.sources.parts) > 1:
             tried.restoration.process_values = ()
         if len(tried.sources.parts) != self.rounds.count:
-            _keep_objects(tried.restoration, request)
+            partial = request.partial
+            _keep_objects(
+                tried.restoration, filter(partial.covers, tried.restoration.process_values)
+            )
+        else:
+            _check_pipelines(tried, self.rounds.rank, request)
         _check_processes(tried.sources, tried.restoration, self.rounds.count, request.call)
         targets = tried.restoration.targets
         if is_outside:
@@ -418,13 +426,43 @@ def _unreadable_noted(tried: _Try) -> Iterator[None]:
         tried.error = error
 
 
-def _keep_objects(restoration: Restoration, request: RestoreRequest) -> None:
-    """Keep the objects below `request.partial`, whose states other processes have saved."""
-    kept = [path for path in restoration.process_values if request.partial.covers(path)]
-    if kept:
-        taken = [path for path in restoration.process_values if path not in kept]
-        restoration.process_values = taken
-        restoration.kept = [*restoration.kept, *kept]
+def _keep_objects(restoration: Restoration, paths: Iterable[Path]) -> None:
+    """Keep objects as they were given, whose saved states do not fit."""
+    kept = [*paths]
+    taken = [path for path in restoration.process_values if path not in kept]
+    restoration.process_values = taken
+    restoration.kept = [*restoration.kept, *kept]
+
+
+def _check_pipelines(tried: _Try, rank: int, request: RestoreRequest) -> None:
+    """Check that iterators read what those read whose positions are saved, or keep them.
+
+    Raises:
+        StructureMismatchError: one reads something else, and `request.partial` does not name it.
+    """
+    assert tried.sources is not None
+    assert tried.restoration is not None
+    given = tried.restoration.pipelines
+    differing: dict[Path, str] = {}
+    for value in tried.sources.parts[rank][0].part.values if given else ():
+        path, saved = tried.renaming.path(value.path), value.pipeline
+        if path in given and not isinstance(saved, UnsetType):
+            difference = pipeline_difference(given[path], saved)
+            if difference is not None:
+                differing[path] = f"{path_name(path)}: {difference}"
+    bad = [text for path, text in differing.items() if not request.partial.covers(path)]
+    if bad:
+        step = tried.id.step
+        raise StructureMismatchError(
+            f"{request.call} step {step}: iterators read another pipeline than the one that was "
+            "saved (expected is that of the iterator given, found is what was saved):\n  "
+            + "\n  ".join(bad)
+            + "\nMake the pipeline that was saved; or name the iterator in partial=..., which then "
+            f"begins where it is. process_values({step}) has the saved position"
+        )
+    if differing:
+        log.info("kept iterators of another pipeline: %s", "; ".join(differing.values()))
+        _keep_objects(tried.restoration, differing)
 
 
 def _check_processes(
