@@ -3,12 +3,18 @@
 import os
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
 # Eight devices on one processor, for the tests of shardings; to be said before JAX is imported.
 os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
+
+# What interpreters do first that tests start; see the `sitecustomize` there.
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    filter(None, (os.environ.get("PYTHONPATH", ""), str(Path(__file__).with_name("startup"))))
+)
 
 # A shared machine's pauses fail no test, and the same code is tried with the same examples.
 settings.register_profile("holdfast", deadline=None, derandomize=True)

@@ -121,7 +121,7 @@ class Host:
         return [
             p
             for p in found
-            if str(self.folder) in " ".join(p.info["cmdline"] or [])[-2000:]
+            if str(self.folder) in " ".join(p.info["cmdline"] or []).rstrip()[-2000:]
             and not AGENTS.isdisjoint(p.info["cmdline"] or [])
         ]
 
@@ -143,6 +143,7 @@ def host(name: str = "host-a") -> Iterator[Host]:
     """A host of the caller's own, ended on leaving."""
     folder = Path(tempfile.mkdtemp(prefix="holdfast-test-", dir="/dev/shm"))
     made = Host(name, folder)
+    prepared.fork_agents()
     try:
         yield made
     finally:

@@ -7,17 +7,24 @@ threads and managers start in the forked process, which ends as any Python progr
 
 There are two stems of each kind, used in turn: the processes of a job hash strings differently, as
 those of a real job do. A stem ends when the process that started it has ended.
+
+Holdfast starts its agents by itself. After `fork_agents` their interpreters have them forked from a
+stem, which costs a tenth of a start; `startup/sitecustomize.py` says when they do not. Such agents
+have the times that `TIMES` names, so that a test need not wait for each try of what fails.
 """
 
 from __future__ import annotations
 
+import ast
 import atexit
 import contextlib
+import ctypes
 import functools
 import importlib
 import itertools
 import json
 import os
+import pkgutil
 import runpy
 import select
 import selectors
@@ -29,21 +36,30 @@ import sys
 import threading
 import types
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO
+
+from tests.startup.sitecustomize import STEMS, address
 
 ROOT = Path(__file__).parents[1]
 MESSAGE_BYTES_MAX = 1 << 18
 WORD = struct.Struct("i")
+Order = tuple[list[str], dict[str, str], str]
+"""Arguments, environment, working directory."""
 HOLDFAST = ("numpy", "holdfast", "holdfast.trainer.checkpoint_manager")
 MODULES = {
     "numpy": HOLDFAST,
     "jax": (*HOLDFAST, "jax", "jax.numpy", "holdfast.adapt.jax.state"),
     "torch": (*HOLDFAST, "torch", "torch.distributed.tensor", "holdfast.adapt.torch.state"),
     "commands": ("holdfast.cli.main",),
+    "agents": ("holdfast.local_agent.detached_process", "holdfast.host.process"),
 }
 """What a stem of each kind imports."""
+TITLE_BYTES_MAX = 1 << 14
+"""The size of the command line of an agent."""
+TIMES = "TIMES_OF_THE_TESTS"
+"""A variable with seconds, by the names of classes and their attributes, as JSON."""
 READ_AT_THE_START = ("PYTHON", "JAX_", "OMP_")
 """Variables that begin so have had their effect when a process is forked."""
 
@@ -120,18 +136,24 @@ class Forked(subprocess.Popen[str]):
 
 
 class Stem:
-    """A process that has imported the modules of one kind, from which others are forked."""
+    """A process that has imported the modules of one kind, from which others are forked.
 
-    def __init__(self, kind: str) -> None:
+    It takes orders from the process that started it, and by `door` from others.
+    """
+
+    def __init__(self, kind: str, door: socket.socket | None = None) -> None:
         paths = filter(None, (os.environ.get("PYTHONPATH", ""), str(ROOT)))
         self._own = {"PYTHONPATH": os.pathsep.join(paths), "PYTHONFAULTHANDLER": "1"}
         self._known = dict(os.environ)
         self._line, line_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        door_fd = -1 if door is None else door.fileno()
         with line_end:
             self._process = subprocess.Popen(
-                [sys.executable, __file__, *MODULES[kind]],
+                # The blanks are room for the command line of a fork.
+                [sys.executable, __file__, kind, str(door_fd), " " * TITLE_BYTES_MAX],
                 env=self._known | self._own,
                 stdin=line_end.fileno(),
+                pass_fds=() if door is None else (door_fd,),
                 # Pipes, as its processes have: Python makes other streams for a file.
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
@@ -153,8 +175,8 @@ class Stem:
             if name.startswith(READ_AT_THE_START):
                 assert environment.get(name) in (self._own.get(name), self._known.get(name)), name
         variables = dict(environment) | self._own
-        order = {"arguments": arguments, "environment": variables, "folder": os.getcwd()}
-        socket.send_fds(self._line, [json.dumps(order).encode()], ends)
+        order = list(arguments), variables, os.getcwd()
+        socket.send_fds(self._line, [repr(order).encode()], ends)
 
 
 @functools.cache
@@ -167,28 +189,45 @@ def start(kind: str, arguments: Sequence[str], environment: Mapping[str, str]) -
     return Forked(next(_stems(kind)), arguments, environment)
 
 
-def _forked_order(line: socket.socket) -> dict:
+@functools.cache
+def _agent_stems() -> str:
+    """Start the stems of agents, once; return the name that their addresses begin with."""
+    name = f"stem-{os.getpid()}"
+    for number in range(2):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as door:
+            door.bind(address(name, number))
+            Stem("agents", door)
+    return name
+
+
+def fork_agents() -> None:
+    """Have the agents that this process and its children start from now on forked."""
+    os.environ[STEMS] = _agent_stems()
+
+
+def _forked_order(lines: Collection[socket.socket]) -> Order:
     """Fork a process for each order; return in that process alone, with its order."""
     running: dict[int, tuple[int, int]] = {}  # by pidfd: pid, and where its end is said
     ready = selectors.DefaultSelector()
-    ready.register(line, selectors.EVENT_READ)
+    for line in lines:
+        ready.register(line, selectors.EVENT_READ)
     while True:
         for key, _ in ready.select():
-            if key.fileobj is not line:
+            if key.fileobj not in lines:
                 ready.unregister(key.fd)
                 pid, said = running.pop(key.fd)
                 _, status = os.waitpid(pid, 0)
-                os.write(said, WORD.pack(os.waitstatus_to_exitcode(status)))
+                _say(said, os.waitstatus_to_exitcode(status))
                 os.close(said)
                 os.close(key.fd)
                 continue
-            message, ends, _, _ = socket.recv_fds(line, MESSAGE_BYTES_MAX, 3)
+            message, ends, _, _ = socket.recv_fds(key.fileobj, MESSAGE_BYTES_MAX, 3)
             if not message:
                 os._exit(0)
             out, err, said = ends
             pid = os.fork()
             if pid:
-                os.write(said, WORD.pack(pid))
+                _say(said, pid)
                 pidfd = os.pidfd_open(pid)
                 running[pidfd] = pid, said
                 ready.register(pidfd, selectors.EVENT_READ)
@@ -196,7 +235,8 @@ def _forked_order(line: socket.socket) -> dict:
                 os.close(err)
                 continue
             ready.close()
-            line.close()
+            for line in lines:
+                line.close()
             for pidfd, (_, other) in running.items():
                 os.close(pidfd)
                 os.close(other)
@@ -205,7 +245,24 @@ def _forked_order(line: socket.socket) -> dict:
                 os.dup2(end, number)
                 os.close(end)
             os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-            return json.loads(message)
+            return ast.literal_eval(message.decode())
+
+
+def _say(said: int, number: int) -> None:
+    # The process that waits may have been killed.
+    with contextlib.suppress(BrokenPipeError):
+        os.write(said, WORD.pack(number))
+
+
+def _set_command_line(words: Sequence[str]) -> None:
+    """Have /proc show this process with the command line of the one for which it was forked."""
+    title = b"\0".join(map(os.fsencode, words))
+    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    start, end = int(fields[45]), int(fields[46])
+    assert len(title) < end - start, f"{len(title)} bytes"
+    # Blanks at the end of the last argument, which is JSON.
+    ctypes.memset(start, ord(" "), end - start - 1)
+    ctypes.memmove(start, title, len(title))
 
 
 def _run(arguments: Sequence[str]) -> None:
@@ -229,17 +286,31 @@ def _run(arguments: Sequence[str]) -> None:
     exec(compile(code, name, "exec"), module.__dict__)
 
 
+def _set_times(times: Mapping[str, float]) -> None:
+    for name, secs in times.items():
+        owner, _, attribute = name.rpartition(".")
+        assert hasattr(pkgutil.resolve_name(owner), attribute), name
+        setattr(pkgutil.resolve_name(owner), attribute, secs)
+
+
 def _main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    line = socket.socket(fileno=os.dup(0))
-    for name in sys.argv[1:]:
+    kind, door_fd = sys.argv[1], int(sys.argv[2])
+    lines = [socket.socket(fileno=os.dup(0))]
+    if door_fd >= 0:
+        lines.append(socket.socket(fileno=door_fd))
+    for name in MODULES[kind]:
         importlib.import_module(name)
-    order = _forked_order(line)
+    arguments, environment, folder = _forked_order(lines)
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    if kind == "agents":
+        os.setsid()
+        _set_command_line([sys.executable, *arguments])
+        _set_times(json.loads(environment.get(TIMES, "{}")))
     os.environ.clear()
-    os.environ.update(order["environment"])
-    os.chdir(order["folder"])
-    _run(order["arguments"])
+    os.environ.update(environment)
+    os.chdir(folder)
+    _run(arguments)
 
 
 if __name__ == "__main__":

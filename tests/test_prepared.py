@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 from pathlib import Path
 
+import psutil
 import pytest
 
-from tests.hosts import Host, host
+from tests.hosts import Host, finished, host
 
+OPENED = "import holdfast, sys; holdfast.CheckpointManager(sys.argv[1]).close()"
 PROGRAM = """
 import atexit, signal, sys, threading, time
 atexit.register(lambda: print("left", flush=True))
@@ -77,3 +80,38 @@ def test_a_variable_that_only_a_start_reads_needs_a_start(script: Path) -> None:
     one = Host("host-a", script.parent, variables={"PYTHONWARNINGS": "error"})
     with pytest.raises(AssertionError, match="PYTHONWARNINGS"):
         one.start(script, 0, stem="numpy")
+
+
+def test_an_agent_is_forked_from_a_stem_and_looks_as_one_that_is_started(tmp_path: Path) -> None:
+    with host() as one:
+        finished(one.start("-c", OPENED, tmp_path / "forked", stem="numpy"))
+        (forked,) = one.agent_processes()
+        # Below `holdfast run`, which adopts the agents of its processes, they are started.
+        (tmp_path / "reports").mkdir()
+        reports = {"HOLDFAST_SUPERVISED": str(tmp_path / "reports")}
+        finished(one.start("-c", OPENED, tmp_path / "started", stem="numpy", **reports))
+        (started,) = (agent for agent in one.agent_processes() if agent.pid != forked.pid)
+        assert forked.cmdline()[-1].endswith("  ")
+        assert started.cmdline()[-1].endswith("}")
+        assert looks_of(forked) == looks_of(started)
+        for agent in (forked, started):
+            assert os.getsid(agent.pid) not in (agent.pid, os.getsid(0))
+            assert json.loads(agent.cmdline()[3])["host"] == one.name
+
+
+def test_an_agent_in_other_circumstances_than_the_stems_is_started(tmp_path: Path) -> None:
+    limited = f"import resource; resource.setrlimit(resource.RLIMIT_CORE, (0, 0)); {OPENED}"
+    with host() as one:
+        finished(one.start("-c", limited, tmp_path / "run", stem="numpy"))
+        (started,) = one.agent_processes()
+        assert started.cmdline()[-1].endswith("}")
+
+
+def looks_of(agent: psutil.Process) -> list[object]:
+    """What others see of an agent, and is the same for all agents of a host."""
+    status = Path(f"/proc/{agent.pid}/status").read_text().splitlines()
+    alike = {"Name", "Umask", "Uid", "Gid", "Groups", "SigBlk", "SigIgn", "CapEff", "Seccomp"}
+    lines = [line for line in status if line.partition(":")[0] in alike]
+    ends = [os.readlink(f"/proc/{agent.pid}/fd/{fd}") for fd in range(2)]
+    limits = Path(f"/proc/{agent.pid}/limits").read_text()
+    return [lines, ends, limits, agent.cmdline()[:3], agent.cwd(), agent.nice(), agent.exe()]
