@@ -94,13 +94,14 @@ def ranks(
 ) -> list[Rendezvous]:
     """Each rank's part in the decisions; `control` may be one for all, or made for each."""
     return [
-        Rendezvous(
-            RankOf(rank, count, words(rank) if callable(words) else words),
-            clock or BriskClock(),
-            Numbers(),
-        )
+        rank_of(words(rank) if callable(words) else words, rank, count, clock)
         for rank in range(count)
     ]
+
+
+def rank_of(words: KeyValues, rank: int, count: int, clock: Clock | None = None) -> Rendezvous:
+    """One rank's part in the decisions: of thousands, to make all takes seconds."""
+    return Rendezvous(RankOf(rank, count, words), clock or BriskClock(), Numbers())
 
 
 def together(calls: list[Callable[[], Any]]) -> list[Any]:

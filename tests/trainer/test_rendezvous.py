@@ -25,7 +25,7 @@ from holdfast.trainer.ranks.rendezvous import (
 )
 from tests.observe.live.test_snapshot import JOB
 from tests.test_launchers import SLURM
-from tests.trainer.ranks import MemoryWords, RankOf, jax_words, ranks, together
+from tests.trainer.ranks import MemoryWords, RankOf, jax_words, rank_of, ranks, together
 from tests.trust.in_process import StepClock
 
 SECS = 30.0
@@ -348,12 +348,12 @@ def test_rank_0_asks_for_all_values_at_once_and_the_others_for_one_word() -> Non
     words = MemoryWords()
     for rank in range(1, count):
         words.words[f"{ROOT}/0/values/{rank}"] = f'{{"name":"vote","value":"v{rank}"}}'
-    first = ranks(words, count)[0]
+    first = rank_of(words, 0, count)
     answer = first.decide("vote", "v0", lambda values: f"{len(values)} {values[4095]}", SECS)
     assert answer == "4096 v4095"
     assert words.asked == {"put_if_absent": 2, "get_many": 1, "delete": 1, "get": 1}
     words.asked.clear()
-    last = ranks(words, count)[4095]
+    last = rank_of(words, 4095, count)
     assert last.decide("vote", "v4095", joined, SECS) == answer
     assert words.asked == {"put_if_absent": 1, "get": 1}
 
@@ -364,7 +364,7 @@ def test_jax_s_service_takes_the_values_of_4096_processes() -> None:
         for rank in range(1, 4096):
             said = f'{{"name":"vote","value":"{"x" * 600}"}}'
             assert words.put_if_absent(f"{ROOT}/0/values/{rank}", said)
-        first = ranks(words, 4096)[0]
+        first = rank_of(words, 0, 4096)
         assert first.decide("vote", "", lambda v: str(sum(map(len, v))), SECS) == str(600 * 4095)
         assert set(standing(words)) == {"0/answer"}
 

@@ -32,7 +32,7 @@ from holdfast.trainer.ranks.topology import (
     place_of,
 )
 from tests.hosts import host
-from tests.trainer.ranks import BriskClock, MemoryWords, RankOf, ranks, together
+from tests.trainer.ranks import BriskClock, MemoryWords, RankOf, rank_of, ranks, together
 from tests.trainer.test_processes import free_address
 from tests.trainer.test_restore_votes import line_of
 
@@ -210,13 +210,13 @@ def test_a_host_s_name_is_checked_too(monkeypatch: pytest.MonkeyPatch, name: str
 
 def test_a_thousand_hosts_of_four_ranks_are_told_in_little() -> None:
     words = MemoryWords()
-    first, *others = ranks(words, 4096)
+    first = rank_of(words, 0, 4096)
     places = [
         place(f"host-{rank // 4:04d}", peer_address=f"10.0.{rank // 4}:7") for rank in range(4096)
     ]
-    for one in others:
-        said = {"name": "meet the hosts", "value": json_text(places[one.rank])}
-        words.words[f"holdfast/0/values/{one.rank}"] = json.dumps(said)
+    for rank in range(1, 4096):
+        said = {"name": "meet the hosts", "value": json_text(places[rank])}
+        words.words[f"holdfast/0/values/{rank}"] = json.dumps(said)
     assert meet(first, places[0]) == hosts_of(places)
     assert hosts_of(places).count == 1024
     assert len(words.words["holdfast/0/answer"]) < 50_000
