@@ -356,6 +356,7 @@ def test_the_agent_finishes_what_is_sealed_and_leaves_nothing_in_ram(
     assert set(first["sources"]) == {"durable"}
 
 
+@pytest.mark.usefixtures("quick_tries")
 def test_what_cannot_become_durable_stays_in_ram_for_the_next_agent(
     one_host: Host, tmp_path: Path
 ) -> None:

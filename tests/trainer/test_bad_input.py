@@ -233,6 +233,7 @@ def test_a_full_directory_is_told_by_name_and_training_goes_on(
         assert saving.latest_step() == 1
 
 
+@pytest.mark.usefixtures("quick_tries")
 def test_a_failure_is_raised_once_at_the_next_save(one_host: Host, mounted: Path) -> None:
     saving = manager(mounted / "run")
     saving.save(0, {"w": np.zeros(1_000_000)})
@@ -246,6 +247,7 @@ def test_a_failure_is_raised_once_at_the_next_save(one_host: Host, mounted: Path
     saving.close()
 
 
+@pytest.mark.usefixtures("quick_tries")
 def test_with_warnings_a_failed_save_ends_no_training_and_close_raises_for_the_last_one(
     one_host: Host, mounted: Path
 ) -> None:

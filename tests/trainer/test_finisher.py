@@ -141,6 +141,7 @@ def test_finish_makes_a_step_durable_that_only_ram_has(one_host: Host, tmp_path:
     assert manifest_path(run, 3).exists()
 
 
+@pytest.mark.usefixtures("quick_tries")
 def test_finish_saves_although_an_earlier_save_has_failed(one_host: Host, tmp_path: Path) -> None:
     run = tmp_path / "run"
     with manager(run) as training:
@@ -155,6 +156,7 @@ def test_finish_saves_although_an_earlier_save_has_failed(one_host: Host, tmp_pa
         assert again.resume(state(-1))[0] == 5
 
 
+@pytest.mark.usefixtures("quick_tries")
 @pytest.mark.parametrize("has_room", [True, False])
 def test_finish_saves_the_last_step_anew_if_its_save_has_failed(
     one_host: Host, tmp_path: Path, has_room: bool

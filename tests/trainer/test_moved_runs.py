@@ -233,6 +233,7 @@ def test_a_killed_run_that_is_moved_to_another_file_system_goes_on_from_ram(
     assert_sound(new)
 
 
+@pytest.mark.usefixtures("quick_tries")
 def test_a_live_run_on_a_full_disk_that_is_moved_goes_on_from_the_step_that_ram_had(
     one_host: Host, tmp_path: Path, elsewhere: Path
 ) -> None:
