@@ -21,7 +21,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -139,10 +139,12 @@ class ChunkDigests:
     Attributes:
         regions: the region of each chunk.
         digests: the digests of the blocks of each chunk.
+        ranks: the rank that has saved each chunk; not compared.
     """
 
     regions: tuple[Region, ...]
     digests: tuple[tuple[str, ...], ...]
+    ranks: tuple[int, ...] = field(default=(), compare=False)
 
 
 class Checkpoint:
@@ -201,7 +203,7 @@ class Checkpoint:
             CheckpointDamagedError: the records do not match the arrays.
         """
         spec = self._sources.spec
-        of_chunks: list[dict[int, tuple[Region, tuple[str, ...]]]] = [{} for _ in spec.arrays]
+        of_chunks: list[dict[int, tuple[Region, tuple[str, ...], int]]] = [{} for _ in spec.arrays]
         for rank, copies in enumerate(self._sources.parts):
             blocks = copies[0].part.blocks
             for chunk in self._sources.chunks(rank):
@@ -209,14 +211,14 @@ class Checkpoint:
                 of_chunks[chunk.array_index][chunk.chunk_index] = (
                     (chunk.start, chunk.stop),
                     blocks[chunk.first_block : stop],
+                    rank,
                 )
-        return {
-            array.path: ChunkDigests(
-                tuple(chunks[index][0] for index in sorted(chunks)),
-                tuple(chunks[index][1] for index in sorted(chunks)),
-            )
-            for array, chunks in zip(spec.arrays, of_chunks, strict=True)
-        }
+        result = {}
+        for array, chunks in zip(spec.arrays, of_chunks, strict=True):
+            ordered = [chunks[index] for index in sorted(chunks)]
+            regions, digests, ranks = zip(*ordered, strict=True) if ordered else ((), (), ())
+            result[array.path] = ChunkDigests(regions, digests, ranks)
+        return result
 
     def fill(self, targets: Sequence[FillTarget]) -> None:
         """Fill all buffers. One call with many targets reads each block once, and in parallel.

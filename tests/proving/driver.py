@@ -19,6 +19,7 @@ from pathlib import Path
 
 from holdfast.clock import SystemClock
 from holdfast.errors import HoldfastError
+from holdfast.proving.program import Execution, NotComparableError
 from holdfast.proving.proof import ProofRequest, prove
 from holdfast.supervise.command import PASSED_ON, Child, Signals
 
@@ -74,17 +75,23 @@ def main() -> None:
     folder = Path(root)
     folder.mkdir()
     signals = Signals()
-    request = ProofRequest(**{"kill_count": 3, "seed": 0} | json.loads(options))
+    given = {"kill_count": 3, "seed": 0, "timeout_secs": 600} | json.loads(options)
+    timeout_secs = given.pop("timeout_secs")
+    request = ProofRequest(**given)
 
-    def starts(output_fd: int) -> ForkedStarts:
-        return ForkedStarts(program, output_fd)
-
-    def note(text: str) -> None:
-        print(text, file=sys.stderr)
-
+    execution = Execution(
+        starts=lambda output_fd: ForkedStarts(program, output_fd),
+        root=folder,
+        timeout_secs=float(timeout_secs),
+        signals=signals,
+        clock=SystemClock(),
+        note=lambda text: print(text, file=sys.stderr),
+    )
     try:
         with signals.handled():
-            document = prove(request, starts, folder, signals, SystemClock(), note).document
+            document = prove(request, execution).document
+    except NotComparableError as error:
+        document = {"error": type(error).__name__, "message": str(error), "output": error.output}
     except HoldfastError as error:
         document = {"error": type(error).__name__, "message": str(error)}
     print(json.dumps(document))

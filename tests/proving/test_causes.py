@@ -25,7 +25,6 @@ def loader(**facts: Any) -> LoaderFacts:
 
 def facts(*loaders: LoaderFacts, random_paths: tuple[str, ...] = (), torch: bool = True) -> Any:
     return ProgramFacts(
-        leaves=("Linear",),
         random_paths=random_paths,
         loaders=loaders,
         is_deterministic=False if torch else None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sys
 from collections.abc import Iterator
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.command_line import INTERRUPTIBLE
+from tests.cli.command_line import INTERRUPTIBLE, answer
 from tests.hosts import Host, host, is_running, wait_until
 from tests.proving.proofs import EXAMPLES, proof_of
 
@@ -74,7 +75,10 @@ SAVING = (
     [
         ("np.save('weights.npy', np.ones(3))\n", "expected a program that opens a holdfast.Check"),
         (SAVING.format(run="r", state={"w": 1}, steps=1), "the program ends before a kill"),
-        ("raise SystemExit('no data')\n", "exit code 1; its last lines: no data"),
+        (
+            "import sys\nprint('no data', file=sys.stderr)\nprint('at all')\nraise SystemExit(3)\n",
+            "exit code 3",
+        ),
         (
             SAVING.format(run="a", state={"w": 1}, steps=2)
             + SAVING.format(run="b", state={"w": 1}, steps=2),
@@ -99,7 +103,40 @@ def test_a_program_that_cannot_be_judged_is_named(
     monkeypatch.chdir(tmp_path)
     path = program(tmp_path, body)
     proof = proof_of(shared_host, tmp_path, path, stem="numpy", kill_count=1)
-    assert text in proof.get("message", str(proof))
+    assert text in f"{proof.get('message', proof)} {proof.get('output')}"
+    if "exit code" in text:
+        assert proof["output"][-1] == "at all", proof
+
+
+def test_a_program_that_hangs_is_named_with_its_step(
+    shared_host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    hanging = "        while step == 3: __import__('time').sleep(60)\n"
+    path = program(tmp_path, SAVING.format(run="r", state={"w": 1}, steps=9) + hanging)
+    proof = proof_of(shared_host, tmp_path, path, stem="numpy", timeout_secs=5)
+    text = "prove: uninterrupted: expected a new step within 5 s, found rank 0 at step 3: it hangs"
+    assert text in proof["message"]
+    opening = json.loads((tmp_path / "proof/uninterrupted/openings-0.jsonl").read_text())
+    assert not is_running(opening["pid"])
+
+
+def test_what_a_killed_proof_leaves_is_removed_once_its_program_has_ended(tmp_path: Path) -> None:
+    path = program(tmp_path, SAVING.format(run="r", state={"w": 1}, steps=10**9))
+    with host() as own:
+        own.variables["TMPDIR"] = str(tmp_path)
+        proof = own.start("-m", "holdfast", "prove", "--", sys.executable, path)
+        openings = "holdfast-proof-*/uninterrupted/openings-0.jsonl"
+        wait_until(lambda: any(agent.trainers for agent in own.agents()))
+        (opened,) = tmp_path.glob(openings)
+        proof.kill()
+        proof.wait(60)
+        assert answer(own, "clean", "--yes")["found"] == []
+        os.kill(json.loads(opened.read_text())["pid"], signal.SIGKILL)
+        wait_until(lambda: not any(agent.trainers for agent in own.agents()))
+        found = {row["folder"]: row["reason"] for row in answer(own, "clean", "--yes")["found"]}
+        assert found[str(opened.parents[1])] == "left by a killed `holdfast prove` or `bisect`"
+        assert not opened.parents[1].exists()
 
 
 def test_randomness_without_a_seed_is_told_from_a_bad_restart(

@@ -11,6 +11,7 @@ import gc
 import hashlib
 import random
 import sys
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,6 +21,8 @@ from holdfast.format.paths import Path, path_name
 
 LOADERS_MAX = 20
 DEPTH_MAX = 100
+SAMPLE_ORDERS = weakref.WeakSet[Any]()
+"""The orders of samples that are alive; `is_saved` is true once their state was saved or set."""
 _CONTAINERS = (dict, list, tuple)
 _TRAINERS = ("accelerate", "lightning", "torchtitan", "transformers")
 _LOADERS = ("DataLoader", "StatefulDataLoader")
@@ -37,7 +40,6 @@ class LoaderFacts(msgspec.Struct, frozen=True, kw_only=True):
         is_torch: whether it is a loader of PyTorch.
         is_random: whether it is a loader of PyTorch that shuffles.
         worker_count: the processes that load for it.
-        sampler: the class of its sampler; empty: none.
     """
 
     name: str
@@ -48,29 +50,21 @@ class LoaderFacts(msgspec.Struct, frozen=True, kw_only=True):
     is_torch: bool = False
     is_random: bool = False
     worker_count: int = 0
-    sampler: str = ""
 
 
 class ProgramFacts(msgspec.Struct, frozen=True, kw_only=True):
     """What is known of a program at its first save.
 
     Attributes:
-        leaves: the classes of the state's leaves that are objects.
         random_paths: the names in the state of each `RandomState`.
         loaders: the loaders and iterators that are alive.
         is_deterministic: whether PyTorch is to use deterministic algorithms alone; None: it is not
             imported.
     """
 
-    leaves: tuple[str, ...]
     random_paths: tuple[str, ...]
     loaders: tuple[LoaderFacts, ...]
     is_deterministic: bool | None = None
-
-    @property
-    def has_random_state(self) -> bool:
-        """Whether the state has the generators that all programs share."""
-        return bool(self.random_paths)
 
 
 def random_streams() -> dict[str, str]:
@@ -115,47 +109,42 @@ _KINDS: dict[type, bool] = {}
 
 
 def _is_loader(kind: type) -> bool:
-    known = _KINDS.get(kind)
-    if known is None:
+    is_loader = _KINDS.get(kind)
+    if is_loader is None:
         try:
-            names = [base.__module__.partition(".")[0] for base in kind.__mro__]
-            is_torch = any(base.__name__ in _LOADERS for base in kind.__mro__)
-            is_torch = is_torch and not {"torch", "torchdata"}.isdisjoint(names)
-            is_grain = "grain" in names and all(
-                hasattr(kind, name) for name in ("__next__", "get_state", "set_state")
+            packages = {base.__module__.partition(".")[0] for base in kind.__mro__}
+            methods = ("__next__", "get_state", "set_state")
+            is_loader = (
+                all(hasattr(kind, name) for name in methods)
+                if "grain" in packages
+                else not packages.isdisjoint(("torch", "torchdata"))
+                and any(base.__name__ in _LOADERS for base in kind.__mro__)
             )
-            known = is_torch or is_grain
         except (AttributeError, TypeError):
-            known = False
-        _KINDS[kind] = known
-    return known
+            is_loader = False
+        _KINDS[kind] = is_loader
+    return is_loader
 
 
 def program_facts(state: object) -> ProgramFacts:
     """Return what is known of the program whose state this is."""
-    leaves = dict(_leaves(state, ()))
+    leaves, torch = dict(_leaves(state, ())), _imported_torch()
     exact = {id(leaf.loader) for leaf in leaves.values() if type(leaf).__name__ == "ExactLoader"}
     held = {id(leaf) for leaf in leaves.values()} | exact
-    loaders = []
-    for loader in _alive_loaders():
-        sampler = getattr(loader, "sampler", None)
-        is_torch = hasattr(loader, "num_workers") and hasattr(loader, "dataset")
-        loaders.append(
-            LoaderFacts(
-                name=type(loader).__name__,
-                in_state=id(loader) in held,
-                is_exact=id(loader) in exact,
-                has_state=hasattr(loader, "state_dict") or hasattr(loader, "get_state"),
-                has_generator=getattr(loader, "generator", None) is not None,
-                is_torch=is_torch,
-                is_random="Random" in type(sampler).__name__,
-                worker_count=int(getattr(loader, "num_workers", 0) or 0),
-                sampler=type(sampler).__name__ if sampler is not None else "",
-            )
+    loaders = [
+        LoaderFacts(
+            name=type(loader).__name__,
+            in_state=id(loader) in held,
+            is_exact=id(loader) in exact,
+            has_state=hasattr(loader, "state_dict") or hasattr(loader, "get_state"),
+            has_generator=getattr(loader, "generator", None) is not None,
+            is_torch=hasattr(loader, "num_workers") and hasattr(loader, "dataset"),
+            is_random="Random" in type(getattr(loader, "sampler", None)).__name__,
+            worker_count=int(getattr(loader, "num_workers", 0) or 0),
         )
-    torch = _imported_torch()
+        for loader in _alive_loaders()
+    ]
     return ProgramFacts(
-        leaves=tuple(dict.fromkeys(type(leaf).__name__ for leaf in leaves.values())),
         random_paths=tuple(
             path_name(path) for path, leaf in leaves.items() if type(leaf).__name__ == "RandomState"
         ),
@@ -185,6 +174,17 @@ def loader_problem(state: object) -> str | None:
                 "see holdfast.torch.ExactLoader, and `holdfast prove`"
             )
     return None
+
+
+def order_problem() -> str | None:
+    """Return what is lost of this process's orders of samples at a restart; None: nothing is."""
+    if not SAMPLE_ORDERS or any(order.is_saved for order in SAMPLE_ORDERS):
+        return None
+    return (
+        "no holdfast.data.Order is in the state: a restart loses which samples were skipped, and "
+        "where another batch size began; put it there: "
+        '{"model": model, …, "order": order}'
+    )
 
 
 def _leaves(node: object, path: Path) -> Iterator[tuple[Path, Any]]:

@@ -7,11 +7,15 @@ from pathlib import Path
 import click
 
 from holdfast.cli import output
-from holdfast.cli.prove import NOT_COMPARABLE, StartsTo, judged, print_differences
-from holdfast.clock import SystemClock
+from holdfast.cli.prove import (
+    NOT_COMPARABLE,
+    directory_option,
+    judged,
+    print_differences,
+    timeout_option,
+)
 from holdfast.proving.bisection import Bisection, BisectRequest, Outcome
 from holdfast.proving.bisection import bisect as bisect_run
-from holdfast.supervise.command import Signals
 
 
 @click.command(options_metavar="[OPTIONS]")
@@ -27,12 +31,8 @@ from holdfast.supervise.command import Signals
     show_default=True,
     help="Save each step of the replays that is a multiple of N.",
 )
-@click.option(
-    "--directory",
-    metavar="DIR",
-    type=click.Path(path_type=Path, file_okay=False),
-    help="Keep the replays in this new directory; default: a temporary one.",
-)
+@directory_option
+@timeout_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def bisect(
     run: str,
@@ -41,6 +41,7 @@ def bisect(
     last: int | None,
     every: int,
     directory: Path | None,
+    timeout_secs: float,
     as_json: bool,
 ) -> int:
     """Find the first step of RUN that CMD does not reproduce.
@@ -56,10 +57,13 @@ def bisect(
     """
     request = BisectRequest(directory=run, first=first, last=last, every=every)
 
-    def judge(starts: StartsTo, root: Path, signals: Signals) -> Bisection:
-        return bisect_run(request, starts, root, signals, SystemClock(), output.note)
-
-    result = judged(judge, command, directory, as_json=as_json)
+    result = judged(
+        lambda execution: bisect_run(request, execution),
+        command,
+        directory,
+        timeout_secs,
+        as_json=as_json,
+    )
     if result is None:
         return NOT_COMPARABLE
     if as_json:

@@ -33,7 +33,7 @@ from holdfast.host.wire.agents_here import folders_here, living, run_of
 from holdfast.host.wire.group_record import read_record
 from holdfast.local_agent.place import is_locked, remove_place
 from holdfast.store.location import RunLocation
-from holdfast.supervise.own_folder import abandoned_folders
+from holdfast.supervise.own_folder import OF_PROOF, OF_SUPERVISOR, abandoned_folders
 from holdfast.trainer.opening.run_access import read_only
 
 STOP_SECS = 60.0
@@ -74,8 +74,8 @@ def clean(is_all: bool, yes: bool, dry_run: bool, as_json: bool) -> int:
     """Remove the memory and the agents of runs that do not train on this host.
 
     These are agents without trainers, which make durable what they hold and end, and what killed
-    agents and killed `holdfast run` have left; file agents too, if no process uses them. What a
-    trainer or its agent uses is never touched.
+    agents and killed `holdfast run`, `prove` and `bisect` have left; file agents too, if no process
+    uses them. What a trainer or its agent uses is never touched.
     """
     leftovers = [*unowned_memory()]
     chosen = [leftover for leftover in leftovers if is_all or not leftover.kept_for]
@@ -117,9 +117,13 @@ def unowned_memory() -> Iterator[Unowned]:
     yield from _idle_agents()
     yield from _left_behind()
     yield from _unused_files()
-    for folder in abandoned_folders():
-        text = "left by a killed `holdfast run`"
-        yield Unowned(folder=folder, size_bytes=_size_bytes(folder), text=text)
+    for prefix, command in ((OF_SUPERVISOR, "run"), (OF_PROOF, "prove` or `bisect")):
+        for folder in abandoned_folders(prefix):
+            # A program that has outlived its proof may train there.
+            used = [Path(agent.run) for agent in living() if agent.trainers]
+            if not any(run.is_relative_to(folder) for run in used):
+                text = f"left by a killed `holdfast {command}`"
+                yield Unowned(folder=folder, size_bytes=_size_bytes(folder), text=text)
 
 
 def _unused_files() -> Iterator[Unowned]:

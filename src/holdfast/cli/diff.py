@@ -8,8 +8,9 @@ import click
 
 from holdfast.cli import output
 from holdfast.cli.output import counted, size_text
+from holdfast.comparison.contents import Contents
 from holdfast.comparison.differences import Comparison, compare
-from holdfast.comparison.places import opened
+from holdfast.comparison.places import opened, with_one_step
 from holdfast.errors import HoldfastError
 
 SHOWN_MAX = 50
@@ -24,26 +25,42 @@ NOT_COMPARABLE = 2
 def diff(a: str, b: str, prefix: str, as_json: bool) -> int:
     """Compare two checkpoints, and list what differs.
 
-    A and B are runs, whose newest step is taken where STEP is missing; or a file or folder of
-    safetensors, or what PyTorch has saved. Arrays are compared by their digests, and are read where
-    these differ. Equal means the same bits; how arrays were sharded does not matter. Safetensors
-    have arrays alone, under the names of `holdfast export --hf` with the same --prefix.
+    A and B are runs; or a file or folder of safetensors, or what PyTorch has saved. Where STEP is
+    missing it is the newest one, of two runs the newest that both have. Arrays are compared by
+    their digests, and are read where these differ. Equal means the same bits; how arrays were
+    sharded does not matter. Safetensors have arrays alone, under the names of
+    `holdfast export --hf` with the same --prefix.
 
     The exit code is 0 if they are equal, 1 if they differ, and 2 if they cannot be compared.
     """
     try:
-        with opened(a, prefix) as left, opened(b, prefix) as right:
+        left_place, right_place = with_one_step(a, b)
+        with opened(left_place, prefix) as left, opened(right_place, prefix) as right:
+            output.note(f"{left.label} is A, {right.label} is B")
             comparison = compare(left, right)
     except HoldfastError as error:
         return _not_comparable(type(error).__name__, str(error), as_json)
     if not comparison.has_common:
-        reason = f"compare {a} and {b}: expected an array or a value that both have, found none"
+        reason = (
+            f"compare {a} and {b}: expected an array or a value that both have, found "
+            f"{_first_name(left)} in A and {_first_name(right)} in B"
+        )
+        if left.is_file or right.is_file or prefix:
+            reason += (
+                f", with --prefix {prefix!r}: of a run what is below it is compared, and names in "
+                "safetensors are relative to it"
+            )
         return _not_comparable("StructureMismatchError", reason, as_json)
     if as_json:
-        output.print_json(document(comparison))
+        document = {"equal": comparison.is_equal, **asdict(comparison)}
+        output.print_json(document | {"differences": comparison.documents})
     else:
         _print(comparison)
     return 0 if comparison.is_equal else 1
+
+
+def _first_name(contents: Contents) -> str:
+    return next((f"{name!r}" for name in contents.entries), "nothing")
 
 
 def _not_comparable(kind: str, reason: str, as_json: bool) -> int:
@@ -51,17 +68,6 @@ def _not_comparable(kind: str, reason: str, as_json: bool) -> int:
     if as_json:
         output.print_json({"error": kind, "message": reason})
     return NOT_COMPARABLE
-
-
-def document(comparison: Comparison) -> dict[str, object]:
-    """Return the comparison as JSON shows it."""
-    return {
-        "equal": comparison.is_equal,
-        **asdict(comparison),
-        "differences": [
-            {**asdict(difference), "text": difference.text} for difference in comparison.differences
-        ],
-    }
 
 
 def _print(comparison: Comparison) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -16,14 +15,31 @@ from holdfast.cli.output import counted, size_text
 from holdfast.clock import SystemClock
 from holdfast.comparison.differences import Comparison
 from holdfast.errors import HoldfastError, InvalidArgumentError
+from holdfast.proving.program import Execution, NotComparableError
 from holdfast.proving.proof import NAMED_MAX, Proof, ProofRequest
 from holdfast.proving.proof import prove as prove_program
-from holdfast.supervise.command import ColdStarts, Signals, Starts
+from holdfast.supervise.command import ColdStarts, Signals
+from holdfast.supervise.own_folder import OF_PROOF, own_folder
 
 NOT_COMPARABLE = 2
-StartsTo = Callable[[int], Starts]
-"""Returns what starts a command, for the descriptor of the file for its output."""
 T = TypeVar("T")
+
+
+directory_option = click.option(
+    "--directory",
+    metavar="DIR",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Keep what the program saves in this new directory; default: a temporary one.",
+)
+timeout_option = click.option(
+    "--timeout",
+    "timeout_secs",
+    metavar="SECS",
+    type=click.FloatRange(min=0, min_open=True),
+    default=1800,
+    show_default=True,
+    help="Give up if the program makes no new step, and does not end, for so long.",
+)
 
 
 @click.command(context_settings={"allow_interspersed_args": False}, options_metavar="[OPTIONS] --")
@@ -49,12 +65,8 @@ T = TypeVar("T")
     help="Compare each step that is a multiple of N; default: fewer the later they are.",
 )
 @click.option("--seed", type=int, default=0, show_default=True, help="Chooses the kills.")
-@click.option(
-    "--directory",
-    metavar="DIR",
-    type=click.Path(path_type=Path, file_okay=False),
-    help="Keep what the program saves in this new directory; default: a temporary one.",
-)
+@directory_option
+@timeout_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def prove(
     command: tuple[str, ...],
@@ -63,6 +75,7 @@ def prove(
     every: int | None,
     seed: int,
     directory: Path | None,
+    timeout_secs: float,
     as_json: bool,
 ) -> int:
     """Prove that the training of CMD is the same with kills as without.
@@ -83,10 +96,13 @@ def prove(
         every=every,
     )
 
-    def judge(starts: StartsTo, root: Path, signals: Signals) -> Proof:
-        return prove_program(request, starts, root, signals, SystemClock(), output.note)
-
-    proof = judged(judge, command, directory, as_json=as_json)
+    proof = judged(
+        lambda execution: prove_program(request, execution),
+        command,
+        directory,
+        timeout_secs,
+        as_json=as_json,
+    )
     if proof is None:
         return NOT_COMPARABLE
     if as_json:
@@ -97,35 +113,45 @@ def prove(
 
 
 def judged(
-    judge: Callable[[StartsTo, Path, Signals], T],
+    judge: Callable[[Execution], T],
     command: Sequence[str],
     directory: Path | None,
+    timeout_secs: float,
     *,
     as_json: bool,
 ) -> T | None:
     """Run a command as often as `judge` needs to judge it.
 
     Args:
-        judge: is given what starts the command, an empty folder, and the received signals.
+        judge: is given how to run the command.
         command: the command.
         directory: the new folder to keep; None: a temporary one.
+        timeout_secs: how long the command may take until a new step, or its end.
         as_json: whether an error is printed as a document too.
 
     Returns:
         What `judge` returns; None if the command cannot be judged: the reason is printed.
     """
-
-    def starts(output_fd: int) -> Starts:
-        return ColdStarts(command, output_fd)
-
     signals = Signals()
     try:
         with _proof_folder(directory) as root, signals.handled():
-            return judge(starts, root, signals)
+            execution = Execution(
+                starts=lambda output_fd: ColdStarts(command, output_fd),
+                root=root,
+                timeout_secs=timeout_secs,
+                signals=signals,
+                clock=SystemClock(),
+                note=output.note,
+            )
+            return judge(execution)
     except HoldfastError as error:
-        output.print_error(str(error))
+        lines = error.output if isinstance(error, NotComparableError) else ()
+        output.print_error(f"{error}{'; its last lines:' if lines else ''}")
+        for line in lines:
+            output.note(f"  {line}")
         if as_json:
-            output.print_json({"error": type(error).__name__, "message": str(error)})
+            document = {"error": type(error).__name__, "message": str(error), "output": lines}
+            output.print_json(document)
         return None
 
 
@@ -142,10 +168,8 @@ def print_differences(comparison: Comparison | None) -> None:
 def _proof_folder(directory: Path | None) -> Iterator[Path]:
     """Yield the new folder for what a program saves: the one given, or a temporary one."""
     if directory is None:
-        with tempfile.TemporaryDirectory(
-            prefix="holdfast-proof-", ignore_cleanup_errors=True
-        ) as own:
-            yield Path(own)
+        with own_folder(OF_PROOF) as folder:
+            yield folder
         return
     try:
         directory.mkdir(parents=True)

@@ -30,6 +30,7 @@ class ArrayEntry:
         traits: what else its type says: `weak type`, `NumPy scalar`, `threefry2x32 keys`; None: not
             known, as in a file.
         digests: returns the digests of its chunks; None: it has none.
+        has_ranks: whether several ranks have saved the checkpoint.
         alias_of: the name of the array whose elements these are (tied tensors); None: its own.
     """
 
@@ -38,6 +39,7 @@ class ArrayEntry:
     read: Callable[[Region], np.ndarray]
     traits: tuple[str, ...] | None = None
     digests: Callable[[], ChunkDigests | None] = lambda: None
+    has_ranks: bool = False
     alias_of: str | None = None
 
     @property

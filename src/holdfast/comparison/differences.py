@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 import msgspec
@@ -22,6 +22,7 @@ from holdfast.format.values import encode_value
 
 PIECE_SIZE_BYTES = 64 * 1024 * 1024
 TEXT_CHARS_MAX = 60
+RANKS_SHOWN_MAX = 8
 ITEMS_MAX = 3
 """How many members of one list are named before they are counted instead."""
 
@@ -41,6 +42,7 @@ class Difference:
         count: how many elements or items differ.
         size: how many there are.
         largest: the largest difference of two elements or numbers; None: they are no numbers.
+        saved_by: the ranks that have saved the chunks with these elements, if several have saved A.
     """
 
     name: str
@@ -51,6 +53,7 @@ class Difference:
     count: int = 0
     size: int = 0
     largest: float | int | None = None
+    saved_by: tuple[int, ...] = ()
 
     @property
     def text(self) -> str:
@@ -64,6 +67,10 @@ class Difference:
                 line = f"{name}: {self.count:,} of {self.size:,} {unit} differ"
                 if self.largest is not None:
                     line += f", by at most {self.largest:.6g}"
+                if self.saved_by:
+                    ranks = ", ".join(map(str, self.saved_by[:RANKS_SHOWN_MAX]))
+                    more = ", …" if len(self.saved_by) > RANKS_SHOWN_MAX else ""
+                    line += f", saved by rank{'s' * (len(self.saved_by) > 1)} {ranks}{more}"
                 return line + (f" ({self.a})" if self.a else "")
             case _:
                 return f"{name}: {self.a} | {self.b}"
@@ -99,6 +106,11 @@ class Comparison:
     def is_equal(self) -> bool:
         """Whether nothing differs."""
         return not self.differences
+
+    @property
+    def documents(self) -> list[dict[str, object]]:
+        """The differences as JSON shows them."""
+        return [{**asdict(difference), "text": difference.text} for difference in self.differences]
 
     @property
     def has_common(self) -> bool:
@@ -217,8 +229,8 @@ def _array_difference(
     has_traits = a.traits is not None and b.traits is not None
     if (a.shape, a.dtype) != (b.shape, b.dtype) or (has_traits and a.traits != b.traits):
         return Difference(name=name, kind="type", rank=rank, a=a.type_text, b=b.type_text)
-    count, largest = 0, None
-    for region in _differing_regions(a, b):
+    count, largest, saved_by = 0, None, set[int]()
+    for region, rank_of_chunk in _differing_regions(a, b):
         left, right = (np.ascontiguousarray(side.read(region)) for side in (a, b))
         tally.read_bytes += left.nbytes
         is_different = _bits(left) != _bits(right)
@@ -227,6 +239,7 @@ def _array_difference(
         number = int(is_different.sum())
         if number:
             count += number
+            saved_by |= {rank_of_chunk} if rank_of_chunk is not None else set()
             pair = left.reshape(-1)[is_different], right.reshape(-1)[is_different]
             largest = _larger(largest, _largest(*pair))
     tally.array_bytes += a.size_bytes
@@ -241,27 +254,30 @@ def _array_difference(
         count=count,
         size=math.prod(a.shape),
         largest=largest if has_numbers else None,
+        saved_by=tuple(sorted(saved_by)),
     )
 
 
-def _differing_regions(a: ArrayEntry, b: ArrayEntry) -> Iterator[Region]:
-    """Yield the regions in which elements may differ, in pieces that fit into memory."""
+def _differing_regions(a: ArrayEntry, b: ArrayEntry) -> Iterator[tuple[Region, int | None]]:
+    """Yield the regions in which elements may differ, in pieces that fit into memory.
+
+    Each has the rank that has saved it in A; None: it is not known, or A has one rank.
+    """
     whole: Region = (0,) * len(a.shape), a.shape
-    regions: Sequence[Region] = [whole]
+    regions: Sequence[tuple[Region, int | None]] = [(whole, None)]
     left, right = a.digests(), b.digests()
     if left is not None and right is not None and left.regions == right.regions:
-        pairs = zip(left.regions, left.digests, right.digests, strict=True)
-        regions = [region for region, one, other in pairs if one != other]
-    for region in regions:
+        ranks = left.ranks if a.has_ranks else [None] * len(left.regions)
+        chunks = zip(left.regions, left.digests, right.digests, ranks, strict=True)
+        regions = [(region, rank) for region, one, other, rank in chunks if one != other]
+    for region, rank in regions:
         shape = region_shape(region)
         size = math.prod(shape)
         step = max(1, PIECE_SIZE_BYTES // 16)
         for start in range(0, size, step):
             for lower, upper in rectangles(shape, start, min(start + step, size)):
-                yield (
-                    tuple(x + y for x, y in zip(region[0], lower, strict=True)),
-                    tuple(x + y for x, y in zip(region[0], upper, strict=True)),
-                )
+                first = tuple(x + y for x, y in zip(region[0], lower, strict=True))
+                yield (first, tuple(x + y for x, y in zip(region[0], upper, strict=True))), rank
 
 
 def _bits(array: np.ndarray) -> np.ndarray:

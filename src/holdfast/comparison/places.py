@@ -63,12 +63,15 @@ def opened(place: str, prefix: str = "") -> Iterator[Contents]:
     """
     directory, step = split_step(place)
     path = Path(directory)
-    location = RunLocation(directory)
-    is_run = location.is_url or location.record.exists()
-    if is_run:
+    if _is_run(directory):
         yield run_contents(directory, step, prefix)
         return
     if not path.exists():
+        run, _, text = place.rpartition("@")
+        if run and _is_run(run):
+            raise InvalidArgumentError(
+                f"compare {place}: expected RUN@STEP with a step's number, found {text!r}"
+            )
         raise InvalidArgumentError(
             f"compare {place}: expected a run, a file or a folder, found nothing there"
         )
@@ -87,7 +90,7 @@ def opened(place: str, prefix: str = "") -> Iterator[Contents]:
 
     with tempfile.TemporaryDirectory(prefix="holdfast-diff-") as folder:
         imported = Path(folder, "imported")
-        import_torch(path, imported)
+        import_torch(path, imported, task="compare")
         contents = run_contents(str(imported), 0, prefix)
         yield replace(contents, label=place, is_file=True, entries=_untyped(contents.entries))
 
@@ -98,6 +101,31 @@ def _untyped(entries: Entries) -> Entries:
         name: replace(entry, traits=None) if isinstance(entry, ArrayEntry) else entry
         for name, entry in entries.items()
     }
+
+
+def with_one_step(a: str, b: str) -> tuple[str, str]:
+    """Return both places, of two runs without steps with the newest step that both have.
+
+    So a run that goes on meanwhile is compared at one step. Runs that have no step in common are
+    returned as they are.
+
+    Raises:
+        HoldfastError: a run cannot be read.
+    """
+    if any(split_step(place)[1] is not None or not _is_run(place) for place in (a, b)):
+        return a, b
+    with open_run(a) as run:
+        step = run.latest_step()
+        steps = set() if a == b else {*run.all_steps()}
+    if a != b:
+        with open_run(b) as run:
+            step = max(steps.intersection(run.all_steps()), default=None)
+    return (a, b) if step is None else (f"{a}@{step}", f"{b}@{step}")
+
+
+def _is_run(directory: str) -> bool:
+    location = RunLocation(directory)
+    return location.is_url or location.record.exists()
 
 
 def split_step(place: str) -> tuple[str, int | None]:
@@ -166,6 +194,7 @@ def _stored(checkpoint: Checkpoint, array: StoredArray) -> ArrayEntry:
         read=read,
         traits=tuple(trait for trait, has in traits.items() if has),
         digests=lambda: checkpoint.digests[path],
+        has_ranks=len(checkpoint.process_values) > 1,
         alias_of=path_name(array.alias_of) if array.alias_of else None,
     )
 

@@ -136,7 +136,10 @@ def _translated(call: str, expected: str) -> Iterator[None]:
 
 
 def import_torch(
-    source: Path, directory: Path, progress: Progress = lambda size_bytes: None
+    source: Path,
+    directory: Path,
+    progress: Progress = lambda size_bytes: None,
+    task: str = "import",
 ) -> None:
     """Save what `torch.save` or DCP has written as a checkpoint in the new directory `directory`.
 
@@ -149,6 +152,7 @@ def import_torch(
         source: a file of `torch.save`, or a folder of DCP, which exists.
         directory: as for `holdfast.save`. Beside it there is room for a folder's tensors twice.
         progress: see `Progress`; a folder's tensors.
+        task: why it is read, for messages.
 
     Raises:
         InvalidArgumentError: `directory` exists.
@@ -161,7 +165,7 @@ def import_torch(
             f"import to {directory}: expected a new path in a directory that exists"
         )
     expected = "a folder of DCP" if source.is_dir() else "a file of torch.save"
-    with _translated(f"import {source}", expected):
+    with _translated(f"{task} {source}", expected):
         if source.is_dir():
             state = _read_dcp(dcp.FileSystemReader(source), directory.parent, progress)
         else:

@@ -9,15 +9,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from holdfast.clock import Clock
-from holdfast.proving.program import NotComparableError, ProgramRunner
+from holdfast.proving.program import Execution, NotComparableError, ProgramRunner
 from holdfast.proving.verdict import SavedRun, Verdict, judge, read_run
-from holdfast.supervise.command import Signals, Starts
 from holdfast.trainer.opening.proof import ProofOrder, folder_in
 from holdfast.trainer.run import open_run
 from holdfast.trainer.run_copies import copy_run
@@ -78,33 +75,16 @@ class Bisection:
             "reproduced": self.reproduced,
             "step": self.step,
             "second_replay_agrees_with_the_run": self.is_second_equal,
-            "differences": []
-            if first is None
-            else [{**asdict(d), "text": d.text} for d in first.differences],
+            "differences": [] if first is None else first.documents,
         }
 
 
-def bisect(
-    request: BisectRequest,
-    starts: Callable[[int], Starts],
-    root: Path,
-    signals: Signals,
-    clock: Clock,
-    note: Callable[[str], None],
-) -> Bisection:
+def bisect(request: BisectRequest, execution: Execution) -> Bisection:
     """Replay a run between two of its checkpoints.
-
-    Args:
-        request: the run, and between which checkpoints.
-        starts: returns what starts the program, for the descriptor of the file for its output.
-        root: the folder for all that the program saves, which exists and is empty.
-        signals: the received signals, which are forwarded to the program.
-        clock: the time.
-        note: shows one line to the user.
 
     Raises:
         NotComparableError: the run has fewer than two checkpoints there, or the program does not go
-            on from it.
+            on from it, or hangs.
         CommandNotRunError: the program cannot be started.
         HoldfastError: what was saved cannot be read.
     """
@@ -115,10 +95,12 @@ def bisect(
             copy_run(request.directory, folder_in(folder, request.directory), [first])
 
         order = ProofOrder(every=request.every, last_step=last)
-        runner = ProgramRunner(starts, root, order, signals, clock, note)
-        note(f"holdfast bisect: {name}: from step {first} to {last}")
+        runner = ProgramRunner(execution, order)
+        execution.note(f"holdfast bisect: {name}: from step {first} to {last}")
         replayed = read_run(runner.run(name, begin=begin).folder, "the program")
-        if replayed.directory != str(folder_in(root / name.replace(" ", "-"), request.directory)):
+        if replayed.directory != str(
+            folder_in(execution.root / name.replace(" ", "-"), request.directory)
+        ):
             raise NotComparableError(
                 f"bisect {request.directory}: expected a program that opens this run, found that "
                 "it opens another directory; name the run as the program does"

@@ -13,8 +13,7 @@ import math
 import os
 import shutil
 import signal
-import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import Enum
@@ -25,7 +24,7 @@ import psutil
 
 from holdfast.clock import Clock, SystemClock
 from holdfast.engine.lifecycle.leases import Leases
-from holdfast.environment import PROOF_VARIABLE, RESTART_VARIABLE, SUPERVISED_VARIABLE
+from holdfast.environment import PROOF_VARIABLE, RESTART_VARIABLE
 from holdfast.errors import HoldfastError
 from holdfast.format.json_codec import decode
 from holdfast.host.wire.agent_directory import agent_folders
@@ -36,8 +35,13 @@ from holdfast.store.location import open_durable
 from holdfast.supervise.agents import AgentOfRun
 from holdfast.supervise.command import Child, Signals, Starts, kill_left, send
 from holdfast.supervise.drain import drain
-from holdfast.trainer.opening.proof import ORDER, STOPPED, ProofOrder, ProofStop
-from holdfast.trainer.process.end_report import TrainerOpened, reported_ends, reported_openings
+from holdfast.trainer.opening.proof import ORDER, STOPPED, ProofOrder, ProofStop, read_steps
+from holdfast.trainer.process.end_report import (
+    TrainerOpened,
+    reported_ends,
+    reported_openings,
+    reports_folder,
+)
 
 POLL_SECS = 0.02
 GRACE_SECS = 60.0
@@ -65,7 +69,36 @@ class Kill:
 
 
 class NotComparableError(HoldfastError):
-    """A program cannot be judged, for example because it fails by itself: the message says why."""
+    """A program cannot be judged, for example because it fails by itself: the message says why.
+
+    Attributes:
+        output: the last lines of the program's output, if it failed.
+    """
+
+    def __init__(self, message: str, output: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.output = tuple(output)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Execution:
+    """How a program is run, as often as it is needed.
+
+    Attributes:
+        starts: returns what starts it, for the descriptor of the file for its output.
+        root: the folder for all that it saves, which exists and is empty.
+        timeout_secs: how long it may take until a new step, or its end.
+        signals: the received signals, which are forwarded to it.
+        clock: the time.
+        note: shows one line to the user.
+    """
+
+    starts: Callable[[int], Starts]
+    root: Path
+    timeout_secs: float
+    signals: Signals
+    clock: Clock
+    note: Callable[[str], None]
 
 
 @dataclass(slots=True)
@@ -89,41 +122,24 @@ class ProgramRun:
         """The file with its output."""
         return self.folder / "output.log"
 
-    def last_lines(self) -> str:
+    def last_lines(self) -> list[str]:
         """Return the last lines of its output."""
         with contextlib.suppress(OSError):
-            lines = self.log.read_text(errors="replace").strip().splitlines()
-            return "\n".join(lines[-LOG_LINES:])
-        return ""
+            return self.log.read_text(errors="replace").rstrip().splitlines()[-LOG_LINES:]
+        return []
 
 
 class ProgramRunner:
-    """Run the program, each time in a folder of its own below `root`.
+    """Run the program, each time in a folder of its own.
 
     Args:
-        starts: returns what starts the program, for the descriptor of the file for its output.
-        root: the folder of the proof.
+        execution: how.
         order: what each process has to do, without kills.
-        signals: the received signals, which are forwarded to the program.
-        clock: the time.
-        note: shows one line to the user.
     """
 
-    def __init__(
-        self,
-        starts: Callable[[int], Starts],
-        root: Path,
-        order: ProofOrder,
-        signals: Signals,
-        clock: Clock,
-        note: Callable[[str], None],
-    ) -> None:
-        self._starts = starts
-        self._root = root
+    def __init__(self, execution: Execution, order: ProofOrder) -> None:
+        self._execution = execution
         self._order = order
-        self._signals = signals
-        self._clock = clock
-        self._note = note
         self._agents: set[AgentOfRun] = set()
 
     def run(
@@ -140,17 +156,18 @@ class ProgramRunner:
             begin: called with its folder before it starts.
 
         Raises:
-            NotComparableError: it failed by itself.
+            NotComparableError: it failed by itself, or made no step for too long.
             CommandNotRunError: it cannot be started.
             KeyboardInterrupt: a signal has ended it and this command.
         """
-        folder = self._root / name.replace(" ", "-")
+        execution = self._execution
+        folder = execution.root / name.replace(" ", "-")
         folder.mkdir()
         begin(folder)
-        run, started = ProgramRun(name, folder), self._clock.now()
+        run, started = ProgramRun(name, folder), execution.clock.now()
         try:
             with run.log.open("ab") as log:
-                self._run_to_end(self._starts(log.fileno()), run, list(kills))
+                self._run_to_end(execution.starts(log.fileno()), run, list(kills))
             self._drain(started)
         finally:
             for agent in self._agents:
@@ -162,12 +179,17 @@ class ProgramRunner:
         for count in itertools.count():
             killed_before = len(run.kills) + len(run.ignored)
             end = self._run_once(starts, run, pending, count)
-            if self._signals.is_ending:
+            if self._execution.signals.is_ending:
                 raise KeyboardInterrupt
             if end.is_finished:
                 return
             if len(run.kills) + len(run.ignored) == killed_before:
-                raise NotComparableError(_failed_text(run, end.code))
+                after = f" after the {run.kills[-1][0].kind.value}" if run.kills else ""
+                raise NotComparableError(
+                    f"prove: {run.name}: expected a program that ends with 0, found exit code "
+                    f"{end.code}{after}",
+                    run.last_lines(),
+                )
 
     def _drain(self, started: datetime) -> None:
         """Wait until all saves are durable."""
@@ -175,12 +197,12 @@ class ProgramRunner:
             self._agents,
             DRAIN_SECS,
             started,
-            lambda: self._signals.is_ending,
-            clock=self._clock,
-            note=self._note,
+            lambda: self._execution.signals.is_ending,
+            clock=self._execution.clock,
+            note=self._execution.note,
         )
         for problem in problems:
-            self._note(f"holdfast prove: {problem}")
+            self._execution.note(f"holdfast prove: {problem}")
 
     def _put_order(self, folder: Path, pending: Sequence[Kill]) -> None:
         order = self._order
@@ -193,25 +215,24 @@ class ProgramRunner:
         """Start the program, and return how it has ended."""
         self._put_order(run.folder, pending)
         (run.folder / STOPPED).unlink(missing_ok=True)
-        with tempfile.TemporaryDirectory(prefix="holdfast-prove-") as reports:
-            folder = Path(reports)
-            own = {
-                PROOF_VARIABLE: str(run.folder),
-                SUPERVISED_VARIABLE: reports,
-                RESTART_VARIABLE: str(count),
-            }
-            environment = os.environ | own
-            killed_before = len(run.kills)
-            try:
-                with self._signals.passed_on(lambda: starts.start(environment)) as child:
-                    code, opened_count = self._attend(child, run, pending, folder)
-            finally:
-                opened = reported_openings(folder)
-                for one in opened:
-                    self._agents.add(AgentOfRun(run=one.run, run_id=one.run_id, host=one.host))
-            child.end_rest(self._clock)
-            kill_left({report.pid for report in opened}, reports)
-            has_finished = any(end.is_finished for end in reported_ends(folder))
+        reports = reports_folder(run.folder)
+        shutil.rmtree(reports, ignore_errors=True)
+        reports.mkdir()
+        environment = os.environ | {
+            PROOF_VARIABLE: str(run.folder),
+            RESTART_VARIABLE: str(count),
+        }
+        killed_before = len(run.kills)
+        try:
+            with self._execution.signals.passed_on(lambda: starts.start(environment)) as child:
+                code, opened_count = self._attend(child, run, pending, reports)
+        finally:
+            opened = reported_openings(reports)
+            for one in opened:
+                self._agents.add(AgentOfRun(run=one.run, run_id=one.run_id, host=one.host))
+        child.end_rest(self._execution.clock)
+        kill_left({report.pid for report in opened}, PROOF_VARIABLE, str(run.folder))
+        has_finished = any(end.is_finished for end in reported_ends(reports))
         is_killed = len(run.kills) > killed_before
         is_finished = code is None or (code == 0 and (has_finished or not is_killed))
         if is_killed and is_finished and len(opened) == opened_count:
@@ -228,13 +249,22 @@ class ProgramRunner:
             Its exit code, None if it was ended after the last step of the proof; and how often a
             process had opened a run when it was killed last.
         """
+        clock, note = self._execution.clock, self._execution.note
         stopped, until_secs, opened_count = run.folder / STOPPED, math.inf, 0
+        steps, moved_secs = dict[int, int](), clock.monotonic()
         while (code := child.wait(POLL_SECS)) is None:
+            now_secs = clock.monotonic()
             if until_secs < math.inf and len(reported_openings(reports)) > opened_count:
                 until_secs = math.inf  # a launcher of its own has started it again
-            if self._clock.monotonic() >= until_secs:
-                self._note(f"holdfast prove: {run.name}: it goes on after the signal: it is killed")
+            if now_secs >= until_secs:
+                note(f"holdfast prove: {run.name}: it goes on after the signal: it is killed")
                 return child.end(0), opened_count
+            if steps != (steps := read_steps(run.folder)):
+                moved_secs = now_secs
+            if now_secs - moved_secs >= self._execution.timeout_secs:
+                _kill_all(child, reported_openings(reports))
+                _kill(child)
+                raise NotComparableError(self._hanging_text(run, steps), run.last_lines())
             if not stopped.exists():
                 continue
             stop = decode(stopped.read_bytes(), ProofStop)
@@ -243,14 +273,22 @@ class ProgramRunner:
                 return None, opened_count
             kill = pending.pop(0)
             run.kills.append((kill, stop.step))
-            self._note(f"holdfast prove: {run.name}: {kill.kind.value} at step {stop.step}")
+            note(f"holdfast prove: {run.name}: {kill.kind.value} at step {stop.step}")
             opened = reported_openings(reports)
             opened_count = len(opened)
             self._put_order(run.folder, pending)
             _carry_out(kill, stop, child, opened)
             stopped.unlink(missing_ok=True)
-            until_secs = self._clock.monotonic() + GRACE_SECS
+            until_secs, moved_secs = clock.monotonic() + GRACE_SECS, clock.monotonic()
         return code, opened_count
+
+    def _hanging_text(self, run: ProgramRun, steps: Mapping[int, int]) -> str:
+        at = ", ".join(f"rank {rank} at step {step}" for rank, step in sorted(steps.items()))
+        return (
+            f"prove: {run.name}: expected a new step within {self._execution.timeout_secs:g} s, "
+            f"found {at or 'none, and no manager that was passed one'}: it hangs, or needs a "
+            "longer --timeout"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,12 +351,3 @@ def end_agents(run_id: str, host: str, meanwhile: Callable[[], None] = lambda: N
             process.wait(GRACE_SECS)
     for folder in folders:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _failed_text(run: ProgramRun, code: int) -> str:
-    after = f" after the {run.kills[-1][0].kind.value}" if run.kills else ""
-    lines = run.last_lines()
-    return (
-        f"prove: {run.name}: expected a program that ends with 0, found exit code {code}{after}"
-        + (f"; its last lines: {lines}" if lines else "")
-    )

@@ -13,13 +13,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from holdfast.clock import Clock
-from holdfast.proving.causes import Cause, Evidence, cause_documents, likely_causes
+from holdfast.proving.causes import Cause, Evidence, likely_causes
 from holdfast.proving.plan import choose_kills
-from holdfast.proving.program import Kill, NotComparableError, ProgramRun, ProgramRunner
+from holdfast.proving.program import (
+    Execution,
+    Kill,
+    NotComparableError,
+    ProgramRun,
+    ProgramRunner,
+)
 from holdfast.proving.verdict import SavedRun, Verdict, judge, read_run
 from holdfast.quantities import counted
-from holdfast.supervise.command import Signals, Starts
 from holdfast.trainer.opening.proof import ProofOrder
 
 FILES_MAX = 20_000
@@ -87,41 +91,24 @@ class Proof:
             ],
             "first_difference": None
             if first is None
-            else {
-                "step": verdict.steps[-1],
-                "differences": [{**asdict(d), "text": d.text} for d in first.differences],
-            },
-            "causes": cause_documents(self.causes),
+            else {"step": verdict.steps[-1], "differences": first.documents},
+            "causes": [asdict(cause) for cause in self.causes],
             "written_files": list(self.written),
         }
 
 
-def prove(
-    request: ProofRequest,
-    starts: Callable[[int], Starts],
-    root: Path,
-    signals: Signals,
-    clock: Clock,
-    note: Callable[[str], None],
-) -> Proof:
+def prove(request: ProofRequest, execution: Execution) -> Proof:
     """Run the program without and with kills, and compare.
 
-    Args:
-        request: what is to be proved.
-        starts: returns what starts the program, for the descriptor of the file for its output.
-        root: the folder for all that the program saves, which exists and is empty.
-        signals: the received signals, which are forwarded to the program.
-        clock: the time.
-        note: shows one line to the user.
-
     Raises:
-        NotComparableError: the program fails by itself, opens no manager or two, has too few steps
-            or ends before the first kill.
+        NotComparableError: the program fails by itself, hangs, opens no manager or two, has too few
+            steps or ends before the first kill.
         CommandNotRunError: it cannot be started.
         HoldfastError: what it has saved cannot be read.
     """
+    root, note = execution.root, execution.note
     order = ProofOrder(every=request.every, last_step=request.last_step)
-    runner = ProgramRunner(starts, root, order, signals, clock, note)
+    runner = ProgramRunner(execution, order)
     before = _files(root)
     note("holdfast prove: the program runs uninterrupted")
     uninterrupted = runner.run("uninterrupted")

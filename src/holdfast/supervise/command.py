@@ -20,7 +20,6 @@ from typing import Protocol
 import psutil
 
 from holdfast.clock import Clock
-from holdfast.environment import SUPERVISED_VARIABLE
 from holdfast.errors import HoldfastError
 
 PASSED_ON = (
@@ -248,7 +247,7 @@ def spawn(
     return process.pid
 
 
-def kill_left(pids: Collection[int], reports: str) -> None:
+def kill_left(pids: Collection[int], variable: str, value: str) -> None:
     """Kill the trainers that outlive the command, so that none of them overlaps a restart.
 
     torchrun gives each of its workers a session; if it is killed, they train on. SIGTERM would
@@ -256,14 +255,14 @@ def kill_left(pids: Collection[int], reports: str) -> None:
 
     Args:
         pids: The trainers, some of which have ended.
-        reports: The folder of reports of that start of the command, which its processes have in
-            their environment.
+        variable: The variable of the environment by which the command's processes are known.
+        value: Its value, which no other command's processes have.
     """
     left = []
     for pid in pids:
         with contextlib.suppress(psutil.Error):
             process = psutil.Process(pid)
-            if process.environ().get(SUPERVISED_VARIABLE) == reports:
+            if process.environ().get(variable) == value:
                 process.kill()
                 left.append(process)
     psutil.wait_procs(left, REST_SECS)

@@ -1,8 +1,9 @@
-"""Temporary folders of `holdfast run`: its trainers' reports, and files of its standby process.
+"""Temporary folders of commands: a supervisor's reports and standby files, and a proof's runs.
 
 Invariants:
-- A `holdfast run` holds the lock in its folder while it lives. SIGKILL releases the lock and leaves
-  the folder, so one without a holder is nobody's. The next one to make a folder removes it.
+- A command holds the lock in its folder while it lives. SIGKILL releases the lock and leaves the
+  folder, so one without a holder is nobody's. The next `holdfast run` removes those of its kind;
+  those of proofs, in which a program may still train, stay until `holdfast clean`.
 - A folder is removed only under its lock.
 
 Trainers that outlive their supervisor find no folder, and report nothing.
@@ -19,18 +20,19 @@ from pathlib import Path
 
 from holdfast.local_agent.place import is_locked, locked_place, remove_place
 
-PREFIX = "holdfast-supervisor-"
+OF_SUPERVISOR = "holdfast-supervisor-"
+OF_PROOF = "holdfast-proof-"
 
 
 @contextlib.contextmanager
-def own_folder() -> Iterator[Path]:
-    """Yield a folder for this process."""
-    for folder in abandoned_folders():
+def own_folder(prefix: str = OF_SUPERVISOR) -> Iterator[Path]:
+    """Yield a folder for this process, whose name begins with `prefix`."""
+    for folder in abandoned_folders(OF_SUPERVISOR):
         with contextlib.suppress(OSError):
             remove_place(folder)
     with contextlib.ExitStack() as held:
         while True:
-            folder = Path(tempfile.mkdtemp(prefix=PREFIX))
+            folder = Path(tempfile.mkdtemp(prefix=prefix))
             if held.enter_context(locked_place(folder))():
                 break
             # Race: another `holdfast run` has taken it for an abandoned one.
@@ -41,9 +43,9 @@ def own_folder() -> Iterator[Path]:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def abandoned_folders() -> Iterator[Path]:
-    """Yield the folders that killed `holdfast run` of this user have left."""
-    for folder in sorted(Path(tempfile.gettempdir()).glob(f"{PREFIX}*")):
+def abandoned_folders(prefix: str) -> Iterator[Path]:
+    """Yield the folders of that kind that killed commands of this user have left."""
+    for folder in sorted(Path(tempfile.gettempdir()).glob(f"{prefix}*")):
         with contextlib.suppress(OSError):
             if folder.lstat().st_uid == os.geteuid() and not is_locked(folder):
                 yield folder

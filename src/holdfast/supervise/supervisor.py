@@ -91,7 +91,7 @@ class Supervisor:
             if decision.restart_in_secs is None:
                 return ended
             child.end_rest(self._clock)
-            kill_left(self._opened, self._reports)
+            kill_left(self._opened, SUPERVISED_VARIABLE, self._reports)
             if not self._rested(decision.restart_in_secs):
                 evidence = Evidence(code=end.code, received=tuple(self._signals.received))
                 return dataclasses.replace(ended, cause=classify(evidence).cause)

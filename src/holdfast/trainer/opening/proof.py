@@ -5,8 +5,8 @@ the folder, whatever directory it names, and its remote tier is left out: no rea
 The checkpoints of the proof's steps are saved and kept, whatever the policies say. What a program
 computes does not depend on that. Without the variable nothing of this module runs.
 
-The folder has the orders for this process, and what it reports: the runs that it has opened, the
-state of its random generators at each save, and the step at which it has stopped for a signal.
+The folder has the orders for this process, and what it reports: the runs that it has opened, its
+step, the state of its random generators at each save, and where it has stopped for a signal.
 See docs/decisions/0062.
 """
 
@@ -41,6 +41,9 @@ from holdfast.trainer.options import Options
 
 ORDER = "order.json"
 STOPPED = "stopped.json"
+STEP = "step-"
+"""The files with the step of each rank, in `STEP_BYTES` bytes, the highest ones first."""
+STEP_BYTES = 8
 STOP_SECS = 600.0
 """How long a process waits for the signal at a step at which it was ordered to stop."""
 EACH_STEP_MAX = 16
@@ -187,8 +190,10 @@ class ProofLink:
         )
 
     def reached(self, step: int) -> None:
-        """Stop before the save of a step, if that is ordered, until a signal or an end of it."""
+        """Report a step; stop before its save, if that is ordered, until a signal or the end."""
         order = self._order
+        with open(self._folder / f"{STEP}{self._rank}", "wb") as file:
+            file.write(step.to_bytes(STEP_BYTES))
         is_last = order.last_step is not None and step > order.last_step and self._rank == 0
         is_stop = (
             order.stop_step is not None
@@ -246,6 +251,15 @@ def _read_order(folder: Path) -> ProofOrder:
             f"open a run: expected a folder of `holdfast prove` in {PROOF_VARIABLE}, found "
             f"{folder}: {error}; unset it"
         ) from error
+
+
+def read_steps(folder: Path) -> dict[int, int]:
+    """Return the last step of each rank that has made one."""
+    bytes_of = {
+        int(path.name.removeprefix(STEP)): path.read_bytes() for path in folder.glob(f"{STEP}*")
+    }
+    # A file may be read before it is written.
+    return {rank: int.from_bytes(data) for rank, data in bytes_of.items() if data}
 
 
 def read_openings(folder: Path) -> list[ProofOpening]:

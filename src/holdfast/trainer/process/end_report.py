@@ -1,10 +1,11 @@
-"""Report what this process does to the `holdfast run` that has started it.
+"""Report what this process does to the `holdfast run` or `holdfast prove` that has started it.
 
-`holdfast run` names a folder of its own in `HOLDFAST_SUPERVISED`. Each manager that is opened or
+`holdfast run` names a folder of its own in `HOLDFAST_SUPERVISED`, `holdfast prove` one in
+`HOLDFAST_PROOF`; a process of both reports to both. Each manager that is opened or
 closed adds a file to it, and so does each exception that leaves a `with` block, or the program once
 it has opened a manager, before anything else is done about it. So the supervisor finds all reports
-when it sees the exit. A process that is killed reports no end. Without the variable nothing is
-written.
+when it sees the exit. A process that is killed reports no end. Without a variable nothing
+is written.
 
 `trainer_left` and `trainer_lost` of the run's events are no substitute: an agent writes them from a
 thread of its own, and may be killed together with its trainers. See docs/decisions/0051.
@@ -21,7 +22,7 @@ import sys
 import sysconfig
 import traceback
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
@@ -29,7 +30,7 @@ from typing import TypeVar
 import msgspec
 
 from holdfast.clock import SystemClock
-from holdfast.environment import SUPERVISED_VARIABLE
+from holdfast.environment import PROOF_VARIABLE, SUPERVISED_VARIABLE
 from holdfast.format.json_codec import decode
 from holdfast.host.wire.config import AgentConfig
 from holdfast.trainer.opening.agent_session import AgentSession
@@ -158,13 +159,13 @@ def place_text(trace: TracebackType | None) -> str:
 
 
 class SupervisorLink:
-    """The folder of reports, and what a report says of this process.
+    """The folders of reports, and what a report says of this process.
 
     Owned by the training thread.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folders: Sequence[Path]) -> None:
+        self._folders = folders
         self._opened: TrainerOpened | None = None
         self._steps: weakref.ref[SaveSchedule] | None = None
         self._reported_id = 0
@@ -215,12 +216,13 @@ class SupervisorLink:
             self._write(report, "error")
 
     def _write(self, report: TrainerOpened | TrainerEnd | TrainerError, kind: str) -> None:
-        path = self.folder / f"{report.pid}-{secrets.token_hex(4)}.{kind}.json"
-        try:
-            path.write_bytes(msgspec.json.encode(report))
-        except OSError as error:
-            # The folder is gone where the supervisor was killed.
-            log.debug("the end of this trainer is not reported to holdfast run: %s", error)
+        name = f"{report.pid}-{secrets.token_hex(4)}.{kind}.json"
+        for folder in self._folders:
+            try:
+                (folder / name).write_bytes(msgspec.json.encode(report))
+            except OSError as error:
+                # The folder is gone where the supervisor was killed.
+                log.debug("this trainer's %s is not reported to %s: %s", kind, folder, error)
 
 
 @functools.cache
@@ -230,10 +232,12 @@ def supervisor_link() -> SupervisorLink | None:
     From the first call on, an exception that ends the program is reported too, and the stacks of
     this process are written when the supervisor asks for them.
     """
-    folder = os.environ.get(SUPERVISED_VARIABLE)
-    if not folder:
+    supervised, proof = (os.environ.get(v) for v in (SUPERVISED_VARIABLE, PROOF_VARIABLE))
+    folders = [Path(supervised)] if supervised else []
+    folders += [reports_folder(Path(proof))] if proof else []
+    if not folders:
         return None
-    link, earlier = SupervisorLink(Path(folder)), sys.excepthook
+    link, earlier = SupervisorLink(folders), sys.excepthook
 
     def report_and_show(
         kind: type[BaseException], error: BaseException, trace: TracebackType | None
@@ -243,10 +247,15 @@ def supervisor_link() -> SupervisorLink | None:
 
     sys.excepthook = report_and_show
     try:
-        write_stacks_on_demand(link.folder)
+        write_stacks_on_demand(folders[0])
     except (OSError, ValueError, RuntimeError) as error:
         log.debug("the stacks of a hang will not be shown: %s", error)
     return link
+
+
+def reports_folder(proof: Path) -> Path:
+    """Return the folder of reports in that of a program's run for `holdfast prove`."""
+    return proof / "reports"
 
 
 def reported_openings(folder: Path) -> list[TrainerOpened]:
