@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -219,6 +220,31 @@ def test_samples_that_cannot_be_dropped_are_refused(samples: Any) -> None:
     assert order.get_state() == Order(50, batch=8).get_state()
 
 
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        (lambda order: order.at(0).of(3, 2), "expected a rank from 0 to 1, found 3"),
+        (lambda order: order.at(0).of(-1, 2), "expected a rank from 0 to 1, found -1"),
+        (lambda order: order.begin(-2), "expected a step from 0 on, found -2"),
+        (lambda order: order.begin(1.5), "expected a step as an int, found 1.5"),
+        (lambda order: order.skip(0, steps=99), "the order ends after 13 steps"),
+        (lambda order: order.skip(2, steps=1000), "the order ends after 13 steps"),
+        (lambda order: order.skip(0, samples=[1.7]), "expected the number of a sample as an int"),
+    ],
+)
+def test_a_call_that_means_no_samples_is_refused(call: Callable[[Order], Any], text: str) -> None:
+    order = Order(50, batch=8, epochs=2)
+    with pytest.raises(InvalidArgumentError, match=text):
+        call(order)
+    assert order.get_state() == Order(50, batch=8, epochs=2).get_state()
+
+
+def test_all_that_is_left_of_an_order_can_be_skipped() -> None:
+    order = Order(50, batch=8, epochs=2)
+    order.skip(4, steps=9, samples=np.array([7]))
+    assert order.steps == 4
+
+
 @pytest.mark.parametrize("change", [{"length": 51}, {"seed": 4}, {"shuffle": False}])
 def test_an_order_of_other_samples_is_refused(change: dict[str, Any]) -> None:
     with pytest.raises(StructureMismatchError, match=r"restore the order of samples: expected"):
@@ -242,7 +268,7 @@ def test_a_batch_that_is_too_small_for_the_ranks_is_refused_before_the_training(
     Order(10, batch=4, epochs=1, drop_last=True).batches(0, rank=0, count=3)
     with pytest.raises(InvalidArgumentError, match="both or none"):
         order.batches(0, rank=0)
-    with pytest.raises(InvalidArgumentError, match="a rank below 2"):
+    with pytest.raises(InvalidArgumentError, match="a rank from 0 to 1, found 2"):
         order.batches(0, rank=2, count=2)
 
 

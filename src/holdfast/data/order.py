@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 
 from holdfast.adapt.detect import find_framework
+from holdfast.adapt.program_facts import SAMPLE_ORDERS
 from holdfast.clock import SystemClock
 from holdfast.data.permutation import key_of, mixed
 from holdfast.data.places import Places, StreamPlaces, shares_of
@@ -70,7 +71,12 @@ class Batch:
     seeds: np.ndarray
 
     def of(self, rank: int, count: int) -> Batch:
-        """Return the share of one of `count` ranks: in their order, the shares are the batch."""
+        """Return the share of one of `count` ranks: in their order, the shares are the batch.
+
+        Raises:
+            InvalidArgumentError: `rank` is none of the ranks.
+        """
+        _check_rank(rank, count)
         part = slice(_bound(len(self), rank, count), _bound(len(self), rank + 1, count))
         samples, seeds = self.samples[part], self.seeds[part]
         return Batch(step=self.step, epoch=self.epoch, samples=samples, seeds=seeds)
@@ -169,6 +175,9 @@ class Order:
             "shuffle": shuffle,
         }
         self._plan = [Segment(0, 0, batch)]
+        self.is_saved = False
+        """Whether it is in a state that was saved or restored."""
+        SAMPLE_ORDERS.add(self)
 
     @property
     def steps(self) -> int | None:
@@ -185,8 +194,12 @@ class Order:
         """Use the batch size of this object from `start` on, the step after the one restored.
 
         `batches`, `source` and `replay` call it. Nothing changes if the size is that of the plan.
+
+        Raises:
+            InvalidArgumentError: `start` is no step.
         """
-        last = self._plan[-1]
+        last, start = self._plan[-1], _integer("a step", start)
+        _check(start >= 0, f"expected a step from 0 on, found {start}")
         if start >= last.first_step and last.batch != self._batch:
             self._go_on(Segment(start, self._place(start), self._batch, last.dropped))
 
@@ -226,11 +239,13 @@ class Order:
             samples: The numbers of samples that are never used again.
 
         Raises:
-            InvalidArgumentError: An argument is invalid, or the plan has changed after `start`.
+            InvalidArgumentError: An argument is invalid, the plan has changed after `start`, or the
+                order ends within the batches that are left out.
         """
         self.begin(start)
-        last = self._plan[-1]
-        dropped = tuple(sorted({*last.dropped, *map(int, samples)}))
+        last, end, steps = self._plan[-1], self.steps, _integer("steps", steps)
+        numbers = [_integer("the number of a sample", sample) for sample in samples]
+        dropped = tuple(sorted({*last.dropped, *numbers}))
         _check(
             steps >= 0 and start >= last.first_step,
             f"skip {steps} steps at step {start}: expected a step from {last.first_step} on, where "
@@ -241,16 +256,17 @@ class Order:
             or (len(dropped) < self._total and all(0 <= n < self._total for n in dropped)),
             f"skip samples {dropped}: expected some of the numbers below {self._total}, not all",
         )
-        self._go_on(Segment(start, self._place(start + steps), self._batch, dropped))
+        _check(
+            end is None or start + steps <= end,
+            f"skip {steps} steps at step {start}: the order ends after {end} steps",
+        )
+        self._go_on(Segment(start, self._place_until_stop(start + steps), self._batch, dropped))
 
     def mark(self, step: int) -> Segment:
         """Return what the order uses from `step` on, for `go_on_from`; that of the end after it."""
         self._check_begun()
-        place = self._place(step)
-        if self._stop is not None:
-            place = min(place, self._stop)
         segment = self._segment(step)
-        return Segment(step, place, segment.batch, segment.dropped)
+        return Segment(step, self._place_until_stop(step), segment.batch, segment.dropped)
 
     def go_on_from(self, mark: Segment, start: int) -> None:
         """Use from step `start` on what `mark` was used from, also after a restore.
@@ -354,6 +370,7 @@ class Order:
 
     def get_state(self) -> dict[str, Any]:
         """Return the plan, with what identifies the order."""
+        self.is_saved = True
         plan = [[s.first_step, s.place, s.batch, [*s.dropped]] for s in self._plan]
         return {**self._identity, "plan": plan}
 
@@ -371,6 +388,7 @@ class Order:
                     "to begin a new order, leave it out of the state that resume gets, and name "
                     "its path in partial=..."
                 )
+        self.is_saved = True
         self._plan = [
             Segment(first_step, place, batch, tuple(dropped))
             for first_step, place, batch, dropped in state["plan"]
@@ -395,7 +413,7 @@ class Order:
             _check(rank is count, f"expected both or none of rank and count, found {rank}, {count}")
             processes = find_framework().processes()
             rank, count = processes.rank, processes.count
-        _check(0 <= rank < count, f"expected a rank below {count}, found {rank}")
+        _check_rank(rank, count)
         smallest, steps = self._batch, self.steps
         if steps is not None and steps > self._plan[-1].first_step:
             smallest = len(self.at(steps - 1))
@@ -426,6 +444,11 @@ class Order:
         segment = self._segment(step)
         first = self._kept_before(segment.place, segment)
         return self._place_of_kept(first + (step - segment.first_step) * segment.batch, segment)
+
+    def _place_until_stop(self, step: int) -> int:
+        """Return the place at which a step begins; that of the end after the last, smaller one."""
+        place = self._place(step)
+        return place if self._stop is None else min(place, self._stop)
 
     def _kept_before(self, place: int, segment: Segment) -> int:
         """Return the number of places before `place` whose samples are not dropped."""
@@ -475,6 +498,10 @@ class Source:
         samples = [*self._order.at(step).of(self._rank, self._count)]
         get_many = getattr(self._dataset, "__getitems__", None)
         return get_many(samples) if get_many else [self._dataset[sample] for sample in samples]
+
+
+def _check_rank(rank: int, count: int) -> None:
+    _check(0 <= rank < count, f"expected a rank from 0 to {count - 1}, found {rank}")
 
 
 def _bound(length: int, rank: int, count: int) -> int:
