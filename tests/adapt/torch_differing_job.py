@@ -1,4 +1,7 @@
-"""One process of a job of PyTorch in which one replica changes, as by a flipped bit."""
+"""One process of a job of PyTorch in which one replica changes, as by a flipped bit.
+
+All ranks go back to where their replicas were equal, and end with the state of a job without it.
+"""
 
 from __future__ import annotations
 
@@ -8,28 +11,56 @@ import torch
 import torch.distributed as dist
 
 import holdfast
+from holdfast import preservation_policy, save_decision_policy
 
-ALONE = 1
+ALONE, FLIPPED_AT, STEPS = 1, 6, 22
+
+
+def new_state() -> dict:
+    torch.manual_seed(0)
+    model = torch.nn.Linear(6, 5)
+    own = torch.tensor(dist.get_rank())
+    return {"model": model, "optimizer": torch.optim.AdamW(model.parameters()), "own": own}
+
+
+def train_step(state: dict, step: int) -> None:
+    state["optimizer"].zero_grad()
+    state["model"](torch.full((2, 6), 1.0 + step)).square().sum().backward()
+    state["optimizer"].step()
 
 
 def main(run: str) -> None:
     dist.init_process_group("gloo")
-    torch.manual_seed(0)
-    model = torch.nn.Linear(6, 5)
-    optimizer = torch.optim.AdamW(model.parameters())
-    model(torch.ones(2, 6)).sum().backward()
-    optimizer.step()
-    state = {"model": model, "optimizer": optimizer, "own": torch.tensor(dist.get_rank())}
-    check = holdfast.ReplicaCheck(share=1.0, may_differ=["own"])
-    with holdfast.CheckpointManager(run, replicas=check) as manager:
-        manager.resume(state)
-        manager.save(0, state, force=True)
-        manager.wait_until_finished()
-        if dist.get_rank() == ALONE:
-            with torch.no_grad():
-                optimizer.state[model.weight]["exp_avg"][3, 2] += 1e-6
-        manager.save(1, state, force=True)
-        manager.wait_until_finished()
+    rank, state, flips = dist.get_rank(), new_state(), 0
+    check = holdfast.ReplicaCheck(
+        share=1.0, may_differ=["own"], on_difference="rewind", vote_steps=4
+    )
+    with holdfast.CheckpointManager(
+        run,
+        replicas=check,
+        save_decision_policy=save_decision_policy.FixedIntervalPolicy(1),
+        preservation_policy=preservation_policy.LatestN(2),
+    ) as manager:
+        step, state = manager.resume(state)
+        while step < STEPS:
+            train_step(state, step)
+            if (rank, step, flips) == (ALONE, FLIPPED_AT, 0):
+                weight, flips = state["model"].weight, 1
+                state["optimizer"].state[weight]["exp_avg"][3, 2] += 1e-6
+            manager.save(step, state)
+            manager.wait_until_finished()
+            if manager.replicas_differ:
+                at = step
+                step, state = manager.rewind(state)
+                print(f"rank {rank} goes back from {at} to {step}", flush=True)
+                continue
+            step += 1
+        manager.finish(STEPS - 1, state)
+    clean = new_state()
+    for step in range(STEPS):
+        train_step(clean, step)
+    if torch.equal(clean["model"].weight, state["model"].weight):
+        print(f"rank {rank} is as without the difference", flush=True)
     dist.destroy_process_group()
 
 

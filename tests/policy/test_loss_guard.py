@@ -16,6 +16,7 @@ from holdfast.policy.contexts import CheckpointInfo, PreservationContext
 from holdfast.policy.loss_guard import LossGuard
 from holdfast.policy.preservation_evaluation import kept, split
 from holdfast.policy.preservation_policy import BestN, LatestN, PreservationPolicy
+from holdfast.policy.vouching import preserving
 
 BEGAN = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -42,6 +43,12 @@ def checkpoints(steps: list[int], losses: list[float] | None = None) -> list[Che
 def steps_kept(policy: PreservationPolicy, infos: list[CheckpointInfo]) -> list[int]:
     flags = kept(policy, infos, context=PreservationContext(BEGAN))
     return [info.step for info, is_kept in zip(infos, flags, strict=True) if is_kept]
+
+
+def test_a_guard_shows_what_it_vouches_for() -> None:
+    guard = LossGuard(patience=3)
+    assert not any(guard.rejects(step, 1.0) for step in range(9))
+    assert repr(guard) == "LossGuard(jump=10, patience=3, last=8, vouched=5)"
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -135,9 +142,9 @@ def test_the_vouched_ones_are_kept_beside_what_a_policy_keeps() -> None:
     assert guard.vouched == 29
     infos = checkpoints([*range(0, 130, 10)])
     # The two newest vouched ones, the next one to be vouched for, and the policy's own.
-    assert steps_kept(guard.preserving(LatestN(2)), infos) == [10, 20, 30, 110, 120]
-    assert steps_kept(guard.preserving(LatestN(2)), infos[:3]) == [10, 20]
-    assert steps_kept(LossGuard().preserving(LatestN(2)), infos) == [0, 110, 120]
+    assert steps_kept(preserving(LatestN(2), guard), infos) == [10, 20, 30, 110, 120]
+    assert steps_kept(preserving(LatestN(2), guard), infos[:3]) == [10, 20]
+    assert steps_kept(preserving(LatestN(2), LossGuard()), infos) == [0, 110, 120]
 
 
 def test_a_checkpoint_that_is_not_vouched_for_displaces_no_best_one() -> None:
@@ -148,14 +155,14 @@ def test_a_checkpoint_that_is_not_vouched_for_displaces_no_best_one() -> None:
     best = BestN(2, metric="loss", mode="min")
     assert steps_kept(best, infos) == [40, 50]
     # Of steps up to 29 the best are 10 and 20.
-    assert steps_kept(guard.preserving(best), infos) == [10, 20, 30, 40, 50]
+    assert steps_kept(preserving(best, guard), infos) == [10, 20, 30, 40, 50]
 
 
 def test_there_is_a_vouched_one_however_seldom_checkpoints_become_vouched() -> None:
     guard, present = LossGuard(patience=10), list[int]()
     for step in range(200):
         guard.rejects(step, 1.0)
-        present = steps_kept(guard.preserving(LatestN(2)), checkpoints([*present, step]))
+        present = steps_kept(preserving(LatestN(2), guard), checkpoints([*present, step]))
         if step > 40:
             newest = max(s for s in present if s <= guard.vouched)
             assert newest >= step - 25
@@ -163,9 +170,9 @@ def test_there_is_a_vouched_one_however_seldom_checkpoints_become_vouched() -> N
 
 
 def test_the_policies_stay_divided_between_agent_and_trainer() -> None:
-    shares = split(LossGuard().preserving(LatestN(2)))
+    shares = split(preserving(LatestN(2), LossGuard()))
     assert shares.by_agent == LatestN(2)
-    assert type(shares.by_user).__name__ == "_Vouched"
+    assert type(shares.by_user).__name__ == "Vouched"
 
 
 def test_bad_arguments_are_named() -> None:

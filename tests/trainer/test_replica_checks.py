@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.adapt.contract import ArrayOutline, Outline, Snapshot
-from holdfast.engine.planning.replica_blocks import ReplicaBlock, ReplicaWindows
+from holdfast.engine.planning.replica_blocks import ReplicaBlock, ReplicaWindow, ReplicaWindows
 from holdfast.errors import HoldfastError, InvalidArgumentError, ObjectNotFoundError
 from holdfast.format.digests import BLOCK_SIZE_BYTES, block_ranges, digest
 from holdfast.format.grid import Placement, chunk_count
@@ -29,9 +29,10 @@ from holdfast.format.records import PartRecord
 from holdfast.format.sealed import seal
 from holdfast.observe.events.schema import ReplicasDiffer
 from holdfast.observe.replica_differences import last_difference
-from holdfast.store.contract import Store
+from holdfast.store.contract import ReadableStore, Store
 from holdfast.trainer.options import ReplicaCheck
 from holdfast.trainer.planning import Planner, Taking
+from holdfast.trainer.replica_votes import ReplicaBallot, together
 from holdfast.trainer.save.replica_checks import BlockDigests, ReplicaChecks, digests_of
 
 ATTEMPT = AttemptId(1, "9f2c41ab")
@@ -76,6 +77,7 @@ class DataParallelJob:
         self, count: int, share: float = 0.2, is_everywhere: bool = False, **options: Any
     ) -> None:
         self.records: dict[str, bytes] = {}
+        self.ram: ReadableStore | None = cast(ReadableStore, self)
         self.events: list[ReplicasDiffer] = []
         self.errors: list[HoldfastError] = []
         self.step = 0
@@ -106,7 +108,9 @@ class DataParallelJob:
                 rank,
                 {name: np.ones(shape, np.float32) for name, (shape, _) in ARRAYS.items()},
                 Planner("0" * 32, rank, count, compared=check),
-                ReplicaChecks(rank, cast(Store, self), self.stamped(rank), fail),
+                ReplicaChecks(
+                    rank, cast(Store, self), lambda owner: self.ram, self.stamped(rank), fail
+                ),
             )
             for rank in range(count)
         ]
@@ -128,15 +132,16 @@ class DataParallelJob:
             for number, array in enumerate(rank.state.values()):
                 array += np.float32(1 / (self.step + number))
 
-    def save(self) -> None:
-        """Save on all ranks, commit, and compare."""
+    def save(self, is_durable: bool = True) -> None:
+        """Save on all ranks, commit or keep in RAM, and compare."""
         checkpoint = CheckpointId(self.step, ATTEMPT)
         count = len(self.ranks)
         for one in self.ranks:
             snapshot = cast(Snapshot, FakeSnapshot(one.state, self.outline))
             taking = Taking(id=checkpoint, time=BEGAN, metrics=None)
             plan = one.planner.plan(snapshot, taking)
-            blocks = one.planner.next_compared()
+            window = one.planner.next_compared()
+            assert window is not None
             self.records[part_key(checkpoint, one.rank, count)] = seal(
                 PartRecord(
                     run_id="0" * 32,
@@ -154,10 +159,10 @@ class DataParallelJob:
                     ),
                 )
             )
-            digests = digests_of(snapshot, blocks)
-            one.checks.expect(BlockDigests(checkpoint, count, blocks, digests))
+            digests = digests_of(snapshot, window.blocks)
+            one.checks.expect(BlockDigests(checkpoint, count, window, digests))
         for one in self.ranks:
-            one.checks.committed(checkpoint)
+            one.checks.ended(checkpoint, is_durable=is_durable)
             one.checks.compare()
         self.records.clear()
 
@@ -241,25 +246,77 @@ def test_a_checkpoint_without_a_commit_is_forgotten() -> None:
     job.ranks[1].state["rng"] += 1
     checks = job.ranks[1].checks
     for step in range(100):
-        checks.expect(BlockDigests(CheckpointId(step, ATTEMPT), 2, (), ()))
+        window = ReplicaWindow(0, (), ())
+        checks.expect(BlockDigests(CheckpointId(step, ATTEMPT), 2, window, ()))
     assert len(checks._pending) == 16
-    checks.committed(CheckpointId(3, ATTEMPT))
+    checks.ended(CheckpointId(3, ATTEMPT), is_durable=True)
     checks.compare()
     assert job.events == []
 
 
-def test_a_record_that_is_gone_is_not_compared() -> None:
+@pytest.mark.parametrize("is_durable", [True, False])
+def test_a_record_that_is_gone_is_not_compared(is_durable: bool) -> None:
     job = DataParallelJob(2, 1.0)
     job.save()
     one = job.ranks[1]
-    job.records = {}
+    job.ram = None
+    one.state["rng"] += 1
     snapshot = cast(Snapshot, FakeSnapshot(one.state, job.outline))
-    blocks = one.planner.next_compared()
+    window = one.planner.next_compared()
+    assert window is not None
     checkpoint = CheckpointId(7, ATTEMPT)
-    one.checks.expect(BlockDigests(checkpoint, 2, blocks, digests_of(snapshot, blocks)))
-    one.checks.committed(checkpoint)
+    digests = digests_of(snapshot, window.blocks)
+    one.checks.expect(BlockDigests(checkpoint, 2, window, digests))
+    one.checks.ended(checkpoint, is_durable=is_durable)
     one.checks.compare()
     assert job.events == []
+    assert (one.checks.differs_at, one.checks.equal_until) == (None, 0)
+
+
+def test_a_difference_is_found_in_checkpoints_that_are_in_ram_alone() -> None:
+    job = DataParallelJob(3, 1.0)
+    job.save(is_durable=False)
+    assert job.events == []
+    job.step = 1
+    job.ranks[2].state["params/b"][3] += 1
+    job.save(is_durable=False)
+    assert {array.partition("[")[0] for event in job.events for array in event.arrays} == {
+        "params/b"
+    }
+    assert {event.step for event in job.events} == {1}
+
+
+def known_together(job: DataParallelJob) -> ReplicaBallot:
+    ballots = [ReplicaBallot(r.checks.equal_until, r.checks.differs_at) for r in job.ranks]
+    return together(ballots)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_replicas_were_equal_up_to_the_step_to_which_all_ranks_go_back(seed: int) -> None:
+    chance = random.Random(seed)
+    share = chance.choice([0.1, 0.3, 1.0])
+    job, turn = DataParallelJob(3, share), math.ceil(1 / share)
+    for one in job.ranks:
+        one.checks.begin(-1)
+    for _ in range(turn + chance.randint(0, 30)):
+        job.train()
+        job.save(is_durable=chance.random() < 0.5)
+        # A whole turn was compared at that step or after it.
+        known = known_together(job)
+        assert (job.step - turn + 1 if job.step >= turn else -1) <= known.equal_until <= job.step
+        assert known.differs_at is None
+    last_right = job.step
+    flipped(job, chance)
+    for _ in range(turn):
+        job.train()
+        job.save()
+    known = known_together(job)
+    assert known.differs_at is not None
+    assert last_right < known.differs_at <= last_right + turn
+    assert known.equal_until <= last_right
+    for one in job.ranks:
+        one.checks.begin(known.equal_until)
+    assert known_together(job) == ReplicaBallot(known.equal_until, None)
 
 
 def blocks_of(sizes: Sequence[int]) -> list[ReplicaBlock]:
@@ -275,15 +332,24 @@ def test_the_windows_of_one_turn_have_each_block_once(sizes: list[int], share: f
     blocks = blocks_of(sizes)
     windows, turn = ReplicaWindows(blocks, share, 1), math.ceil(1 / share)
     of_turn = [windows.window(number) for number in range(turn)]
-    assert [block for window in of_turn for block in window] == blocks
+    assert [block for window in of_turn for block in window.blocks] == blocks
+    assert {window.numbers for window in of_turn} == {
+        tuple(window.number for window in of_turn if window.blocks)
+    }
     assert windows.window(turn) == of_turn[0]
     most = sum(sizes) / turn + max(sizes, default=0)
-    assert all(sum(block.stop for block in window) <= most + 1 for window in of_turn)
+    assert all(sum(block.stop for block in window.blocks) <= most + 1 for window in of_turn)
 
 
 @pytest.mark.parametrize(
     "options",
-    [{"share": 0}, {"share": 1.5}, {"on_difference": "rewind"}, {"may_differ": "rng"}],
+    [
+        {"share": 0},
+        {"share": 1.5},
+        {"on_difference": "stop"},
+        {"may_differ": "rng"},
+        {"vote_steps": 0},
+    ],
 )
 def test_bad_options_are_named(options: dict[str, Any]) -> None:
     with pytest.raises(InvalidArgumentError, match=next(iter(options))):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 from typing import Any
 
@@ -118,7 +119,9 @@ def test_a_guard_that_is_restored_vouches_for_what_was_saved_before_the_restart(
         assert 48 not in manager.all_steps()
 
 
-def test_without_a_vouched_checkpoint_the_position_stays(tmp_path: Path) -> None:
+def test_without_a_vouched_checkpoint_the_position_stays(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     guard = holdfast.LossGuard()
     with managed(tmp_path / "run", guard) as manager:
         state = new_state(guard)
@@ -127,11 +130,20 @@ def test_without_a_vouched_checkpoint_the_position_stays(tmp_path: Path) -> None
         with pytest.raises(StepNotFoundError, match="expected a checkpoint of step -1 or before"):
             manager.rewind(state)
         assert manager.save(1, state, force=True)
+    assert "is not in the state" not in caplog.text
+    left_out, order = holdfast.LossGuard(), new_order()
+    with managed(tmp_path / "other", left_out) as manager:
+        del state
+        gc.collect()
+        assert order.at(0).step == 0
+        manager.save(0, {"w": np.zeros(8)}, force=True)
+    assert "the guard is not in the state: after a restart it knows no losses" in caplog.text
+    assert "no holdfast.data.Order is in the state: a restart loses" in caplog.text
     with (
-        managed(tmp_path / "other", None) as manager,
+        managed(tmp_path / "third", None) as manager,
         pytest.raises(InvalidArgumentError, match="pass guard="),
     ):
-        manager.rewind(state)
+        manager.rewind({"w": np.zeros(8)})
 
 
 def went_back(directory: Path, poisoned: set[int], **options: Any) -> list[tuple[int, int]]:

@@ -261,6 +261,7 @@ MESSAGES: dict[str, Any] = {
     "abandoned": protocol.Abandoned(rank=0, id=ONE, reason="r"),
     "watch": protocol.Watch(group="g", rank=0, cursor=0),
     "judged": protocol.Judged(newest=ONE, keep=(ONE,)),
+    "vouched": protocol.Vouched(step=3),
     "request": protocol.RequestSave(),
     "delete": protocol.Delete(ids=(ONE,)),
     "report": protocol.EventReport(

@@ -162,6 +162,11 @@ class Service:
         await self._agent.retention.judged(request.newest, request.keep)
         return protocol.Empty()
 
+    async def vouched(self, request: protocol.Vouched, pid: int) -> protocol.Empty:
+        if self._run.remote is not None:
+            self._run.remote.vouched = request.step
+        return protocol.Empty()
+
     async def request_save(self, request: protocol.RequestSave, pid: int) -> protocol.Requested:
         if self._trainers.group is None:
             raise InvalidArgumentError(
@@ -377,6 +382,7 @@ def call_server(service: Service, body_secs: float = BODY_SECS) -> SocketServer:
         "abandoned": (protocol.Abandoned, service.abandoned),
         "watch": (protocol.Watch, service.watch),
         "judged": (protocol.Judged, service.judged),
+        "vouched": (protocol.Vouched, service.vouched),
         "request": (protocol.RequestSave, service.request_save),
         "delete": (protocol.Delete, service.delete),
         "peers": (protocol.Empty, service.peers),

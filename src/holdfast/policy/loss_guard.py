@@ -18,9 +18,7 @@ from typing import Any, SupportsFloat
 
 from holdfast.errors import InvalidArgumentError, StepNotFoundError
 from holdfast.policy import arguments
-from holdfast.policy.contexts import CheckpointInfo, PreservationContext
-from holdfast.policy.preservation_evaluation import kept
-from holdfast.policy.preservation_policy import AnyPreservationPolicy, PreservationPolicy
+from holdfast.policy.vouching import RewindLimit
 
 DEVIATION_OF_MAD = 1.4826
 """The standard deviation of normal noise, in medians of its absolute deviations."""
@@ -65,12 +63,19 @@ class LossGuard:
         self._window = arguments.positive_integer(name, "window", window)
         self._warmup = arguments.positive_integer(name, "warmup", warmup)
         self._patience = arguments.positive_integer(name, "patience", patience)
-        self._rewinds_max = arguments.positive_integer(name, "rewinds", rewinds)
+        self._limit = RewindLimit(arguments.positive_integer(name, "rewinds", rewinds))
         if self._warmup > self._window:
             raise InvalidArgumentError(f"{name}: expected {warmup=} of at most {window=} losses")
         self._losses: deque[tuple[int, float]] = deque(maxlen=self._window)
         self._vouched = self._last = self._rejected = -1
-        self._rewinds = (-1, 0)
+        self.is_saved = False
+        """Whether it is in a state that was saved or restored."""
+
+    def __repr__(self) -> str:
+        return (
+            f"LossGuard(jump={self._jump:g}, patience={self._patience}, last={self._last}, "
+            f"vouched={self._vouched})"
+        )
 
     @property
     def vouched(self) -> int:
@@ -130,39 +135,31 @@ class LossGuard:
         Raises:
             StepNotFoundError: It went back so often without coming further.
         """
-        furthest, count = self._rewinds
-        if self._vouched <= furthest and count >= self._rewinds_max:
+        if self._limit.is_reached(self._vouched):
             raise StepNotFoundError(
-                f"rewind: the training went back {self._rewinds_max} times to what the guard "
+                f"rewind: the training went back {self._limit.most} times to what the guard "
                 f"vouches for, step {self._vouched} and before, and its loss was rejected again; "
                 "other samples do not help, so look at the learning rate and the data, or go on "
                 "with resume(state, step=...) from an older checkpoint"
             )
 
-    def note_rewind(self, step: int, vouched: int) -> None:
+    def note_rewind(self, step: int, vouched: int | None = None) -> None:
         """Note that the training went back to the checkpoint of `step`.
 
         The guard still vouches for it, which its state of that time does not know.
 
         Args:
             step: The step of the checkpoint.
-            vouched: The step up to which the guard vouched for checkpoints before.
+            vouched: The step up to which the guard vouched for checkpoints before it rejected a
+                loss; None: that was not the reason.
         """
-        furthest, count = self._rewinds
-        self._rewinds = (vouched, 1) if vouched > furthest else (furthest, count + 1)
+        if vouched is not None:
+            self._limit.note(vouched)
         self._vouched = step
-
-    def preserving(self, policy: PreservationPolicy) -> PreservationPolicy:
-        """Return `policy`, which in addition keeps what the guard may need.
-
-        It keeps what `policy` would keep if there were only vouched checkpoints, the newest of
-        these, and the oldest other one, which is vouched for next.
-        """
-        policies = policy.policies if type(policy) is AnyPreservationPolicy else (policy,)
-        return AnyPreservationPolicy((*policies, _Vouched(self, policy)))
 
     def get_state(self) -> dict[str, Any]:
         """Return the last losses, and for which checkpoints the guard vouches."""
+        self.is_saved = True
         return {
             "losses": [list(entry) for entry in self._losses],
             "vouched": self._vouched,
@@ -172,6 +169,7 @@ class LossGuard:
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Set the state that `get_state` has returned."""
+        self.is_saved = True
         losses = ((step, loss) for step, loss in state["losses"])
         self._losses = deque(losses, maxlen=self._window)
         self._vouched, self._last = state["vouched"], state["last"]
@@ -180,19 +178,3 @@ class LossGuard:
     def set_states(self, states: Sequence[Mapping[str, Any]], *, rank: int, count: int) -> None:
         """Set the state from those of another number of processes, which are all the same."""
         self.set_state(states[0])
-
-
-class _Vouched:
-    """Keeps the checkpoints that a guard may need; see `LossGuard.preserving`."""
-
-    def __init__(self, guard: LossGuard, policy: PreservationPolicy) -> None:
-        self._guard, self._policy = guard, policy
-
-    def should_preserve(
-        self, checkpoints: Sequence[CheckpointInfo], *, context: PreservationContext
-    ) -> Sequence[bool]:
-        """Return True for what the policy keeps of the vouched ones, and the oldest other one."""
-        limit = self._guard.vouched
-        vouched = [checkpoint for checkpoint in checkpoints if checkpoint.step <= limit]
-        answers = [*kept(self._policy, vouched, context=context)]
-        return [*answers, True, *[False] * len(checkpoints)][: len(checkpoints)]

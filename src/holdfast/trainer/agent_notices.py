@@ -24,7 +24,7 @@ from holdfast.trainer.save.user_policies import UserPolicyThread
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class AgentNotices:
     """What the agent's notices act on. `show` logs a line about the whole job."""
 
@@ -51,9 +51,9 @@ class AgentNotices:
         elif notice.kind == "unknown" and notice.id is not None:
             self._report_unknown(notice.id)
         else:
-            if notice.kind == "committed" and notice.id is not None:
+            if notice.kind in ("committed", "protected") and notice.id is not None:
                 # Before the wait for the save ends, so that `close` compares the last one too.
-                self.checks.committed(notice.id)
+                self.checks.ended(notice.id, is_durable=notice.kind == "committed")
             self.progress.notice(notice)
             if notice.id is not None:
                 self.saver.get_ready()

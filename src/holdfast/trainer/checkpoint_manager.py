@@ -23,6 +23,7 @@ from holdfast.adapt.contract import ArraysOf, Framework
 from holdfast.engine.reading.metadata import CheckpointMetadata, metadata_of, process_values_of
 from holdfast.engine.reading.view import find_newest_sound, find_sound
 from holdfast.errors import HoldfastError, InvalidArgumentError, StepNotFoundError
+from holdfast.format.names import STEP_MAX
 from holdfast.host.wire import protocol
 from holdfast.host.wire.control_block import ATTEMPT, TARGET_DURABLE, TARGET_PREEMPTION, TARGET_RAM
 from holdfast.observe.metrics.metric_families import AgentMetrics, flat
@@ -74,7 +75,9 @@ class CheckpointManager:
             training goes on; `wait_until_finished` and `close` raise it if nothing newer is safe.
         guard: Judges the loss. Checkpoints for which it vouches are kept for `rewind`, beside those
             that the preservation policy keeps (docs/guard.md).
-        replicas: Compares what several ranks hold (docs/replicas.md). None: nothing is compared.
+        replicas: Compares what several ranks hold (docs/replicas.md). With
+            `on_difference="rewind"` checkpoints are kept for `rewind` as with a guard. None:
+            nothing is compared.
         process: What is installed in this process: handlers of signals, log lines, fork hooks.
         framework: `jax`, `torch` or `numpy`, or a `holdfast.torch.TorchFramework`, which has
             options. None: the one that the program uses, else NumPy, which is for jobs of one
@@ -114,10 +117,9 @@ class CheckpointManager:
         framework: str | Framework | None = None,
     ) -> None:
         arguments.check_types(ram, network, process, guard, replicas)
-        preservation = preservation_policy or LatestN(3)
         self._options = Options(
             save=save_decision_policy or ContinuousCheckpointingPolicy(),
-            preservation=preservation if guard is None else guard.preserving(preservation),
+            preservation=preservation_policy or LatestN(3),
             ram=ram,
             network=network,
             remote=options.remote_tier(remote),
@@ -326,62 +328,87 @@ class CheckpointManager:
                 self._parts.position.go_on_from(restored)
         if restored is not None:
             state = self._moved_to(restored, "resumed from")
-        self._begin_steps()
+        last = -1 if restored is None else restored.id.step
+        self._begin_steps(last)
         # Raise for a leaf that cannot be saved now, rather than when the first save is due.
         self._parts.due_saves.expect(state)
-        return (0 if restored is None else restored.id.step + 1), state
+        return last + 1, state
+
+    @property
+    def replicas_differ(self) -> bool:
+        """Whether replicas differ, and all ranks have to call `rewind` now.
+
+        With `ReplicaCheck(on_difference="rewind")`, and true after the same call of `save` on all
+        ranks, which saved nothing.
+        """
+        votes = self._parts.replica_votes
+        return votes is not None and votes.differs_at is not None
 
     def rewind(self, state: Any, *, order: options.SampleOrder | None = None) -> tuple[int, Any]:
-        """Go back to the newest checkpoint that the guard vouches for, after a rejected loss.
+        """Go back to the newest checkpoint that is vouched for, after a rejected loss.
 
-        All processes of the job must call it. The run continues from there: the later checkpoints
-        become an abandoned branch. Make loaders again afterwards.
+        Or where `replicas_differ`: then to one up to which all replicas were equal. All processes
+        of the job must call it. The run continues from there: the later checkpoints become an
+        abandoned branch. Make loaders again afterwards.
 
         Args:
             state: As for `resume`.
-            order: The `holdfast.data.Order` of the samples. It leaves out those of the steps since
-                that checkpoint, up to the last one that the guard judged. None: the training uses
-                the same samples again.
+            order: The `holdfast.data.Order` of the samples. After a rejected loss it leaves out
+                those of the steps since that checkpoint, up to the last one that the guard judged.
+                None, and where replicas differ: the training uses the same samples again.
 
         Returns:
             (step + 1, the state saved at `step`), as `resume`.
 
         Raises:
-            StepNotFoundError: There is no checkpoint that the guard vouches for; or the training
-                went back several times without coming further.
-            InvalidArgumentError: The manager has no guard.
+            StepNotFoundError: There is no checkpoint that is vouched for; or the training went back
+                several times without coming further.
+            InvalidArgumentError: The manager has no guard, and no replicas differ.
             StructureMismatchError, CheckpointDamagedError, ProcessLostError: As for `resume`.
 
         After an error the run's position is unchanged.
         """
         self._parts.lifetime.check_call("rewind")
         guard, request = self._options.guard, arguments.check_resume(state, None, None, False, None)
-        if guard is None:
+        votes = self._parts.replica_votes if self.replicas_differ else None
+        cause = votes or guard
+        if cause is None:
             raise InvalidArgumentError(
-                "rewind: expected a manager with a guard, found none; pass guard=LossGuard()"
+                "rewind: expected a manager with a guard, or replicas that differ, found neither; "
+                "pass guard=LossGuard()"
             )
-        guard.check_rewind()
-        vouched = guard.vouched
-        mark = None if order is None else order.mark(guard.last + 1)
+        cause.check_rewind()
+        vouched = guard.vouched if guard is not None else STEP_MAX
+        if votes is not None:
+            vouched = min(vouched, self._options.equal.vouched)
+        mark = None
+        if order is not None and guard is not None and votes is None:
+            mark = order.mark(guard.last + 1)
         with self._parts.patience.of("rewind"):
             restored = self._parts.restores.read(None, request, step_max=vouched)
             if restored is None:
                 raise StepNotFoundError(
-                    f"rewind: expected a checkpoint of step {vouched} or before, for which the "
-                    "guard vouches, found none; go on with resume(state, step=...), or begin again"
+                    f"rewind: expected a checkpoint of step {vouched} or before, which is vouched "
+                    "for, found none; go on with resume(state, step=...), or begin again"
                 )
             self._parts.position.go_on_from(restored)
         state = self._moved_to(restored, "went back to")
-        self._begin_steps()
         start = restored.id.step + 1
-        guard.note_rewind(start - 1, vouched)
-        if order is not None:
+        if guard is not None:
+            guard.note_rewind(start - 1, vouched if votes is None else None)
+        if votes is not None:
+            votes.note_rewind()
+        self._begin_steps(start - 1)
+        if mark is not None and order is not None:
             # The restore has set the order to its plan of that time.
             order.go_on_from(mark, start)
         return start, state
 
-    def _begin_steps(self) -> None:
+    def _begin_steps(self, step: int) -> None:
+        """Go on after the checkpoint of `step`, or before the first step: -1."""
         self._steps.await_first()
+        if self._parts.replica_votes is not None:
+            self._parts.replica_votes.begin(step)
         if self._own is not None:
             self._own.note_step()
 

@@ -11,11 +11,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from holdfast.adapt.contract import Framework, Processes
-from holdfast.adapt.program_facts import loader_problem
+from holdfast.adapt.program_facts import loader_problem, order_problem
 from holdfast.clock import Clock
 from holdfast.errors import FencedError, InvalidArgumentError, UnsupportedLeafError
 from holdfast.format.names import CheckpointId
 from holdfast.host.wire import protocol
+from holdfast.policy.loss_guard import LossGuard
 from holdfast.trainer import arguments
 from holdfast.trainer.opening.agent_session import AgentPlace
 from holdfast.trainer.opening.proof import ProofLink
@@ -23,6 +24,7 @@ from holdfast.trainer.planning import Planner, Taking
 from holdfast.trainer.position import Position
 from holdfast.trainer.process import imports
 from holdfast.trainer.process.preemption import PreemptionSignals
+from holdfast.trainer.replica_votes import ReplicaVotes
 from holdfast.trainer.save.save_queue import SaveRequest
 from holdfast.trainer.save.save_schedule import Due
 
@@ -35,6 +37,8 @@ class DueSaves:
 
     Attributes:
         check_call: Checks that the manager's call of that name may be made now.
+        guard: The guard of the loss; None: there is none.
+        replica_votes: The votes of the ranks on their replicas; None: they do not vote.
         proof: This process's part in `holdfast prove`, which follows each step; None: none.
     """
 
@@ -46,6 +50,8 @@ class DueSaves:
     metric_names: arguments.MetricNames
     clock: Clock
     check_call: Callable[[str], None]
+    guard: LossGuard | None = None
+    replica_votes: ReplicaVotes | None = None
     proof: ProofLink | None = None
 
     def check_step(self, step: object, *, force: bool) -> int:
@@ -127,6 +133,8 @@ class DueSaves:
         if step in position.steps.accepted and (is_repeated or not force):
             position.progress.raised_at = None
             return True
+        if self.replica_votes is not None and self.replica_votes.must_go_back(step):
+            return False
         if position.steps.stop.at is not None:
             position.steps.stop.warn_unasked(step, asked_secs)
         place = self._present_place()
@@ -147,7 +155,7 @@ class DueSaves:
         taking = Taking(id=checkpoint, time=self.clock.now(), metrics=checked)
         plan = self.planner.plan(snapshot, taking)
         if not position.steps.accepted:
-            self._warn_of_loader(state)
+            self._warn_of_state(state)
         position.steps.note_taken(step, due, place.control.cells)
         position.saver.submit(
             SaveRequest(
@@ -156,7 +164,7 @@ class DueSaves:
                 is_durable_due=due.durable,
                 is_by_step=due.is_by_step,
                 copies=self.planner.copies,
-                compared=self.planner.next_compared() if due.durable else (),
+                compared=self.planner.next_compared(),
                 asked_secs=asked_secs,
             )
         )
@@ -166,10 +174,15 @@ class DueSaves:
             self._stop_at(checkpoint, place)
         return True
 
-    def _warn_of_loader(self, state: object) -> None:
-        """Warn at the first save of an attempt of a loader whose restart is not exact."""
-        problem = loader_problem(state)
-        if problem is not None:
+    def _warn_of_state(self, state: object) -> None:
+        """Warn at the first save of an attempt of what a restart from this state would lose."""
+        problems = [loader_problem(state), order_problem()]
+        if self.guard is not None and not self.guard.is_saved:
+            problems.append(
+                "the guard is not in the state: after a restart it knows no losses and vouches for "
+                'no checkpoint; put it there: {"model": model, …, "guard": guard}'
+            )
+        for problem in filter(None, problems):
             log.warning("%s", problem)
 
     def is_stopping_alone(self) -> bool:

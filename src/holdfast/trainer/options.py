@@ -5,6 +5,7 @@ See docs/decisions/0049 and docs/decisions/0053.
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import os
 import signal
@@ -28,6 +29,7 @@ from holdfast.policy.save_decision_policy import (
     ContinuousCheckpointingPolicy,
     SaveDecisionPolicy,
 )
+from holdfast.policy.vouching import VouchedStep, Voucher, preserving
 from holdfast.store.location import RunLocation
 
 PORT_MAX = 65535
@@ -259,28 +261,33 @@ def save_failure_mode(given: object) -> OnSaveFailure:
 class ReplicaCheck:
     """Compare what several ranks hold, such as the parameters of data-parallel replicas.
 
-    At each save to the durable tier, every rank digests a share of what it holds of other ranks'
-    parts, another one each time, and compares it with what they have saved. See docs/replicas.md.
+    At each save, every rank digests a share of what it holds of other ranks' parts, another one
+    each time, and compares it with what they have saved. See docs/replicas.md.
 
     Args:
         share: The share that is compared at each save. All is compared within 1 / `share` saves.
         on_difference: `warn`: a difference is logged, and an event. `raise`: the next `save` on the
-            rank that found it raises it too.
+            rank that found it raises it too. `rewind`: all ranks learn of it at the same step, by
+            `CheckpointManager.replicas_differ`, and go back with `CheckpointManager.rewind`.
         may_differ: Path prefixes of arrays that may differ between ranks.
+        vote_steps: With `rewind`, the ranks meet at the steps that are its multiples, and learn
+            what each has found.
 
     Raises:
         InvalidArgumentError: An argument has the wrong type or is out of range.
     """
 
     share: float = 0.05
-    on_difference: Literal["warn", "raise"] = "warn"
+    on_difference: Literal["warn", "raise", "rewind"] = "warn"
     may_differ: Sequence[str] = ()
+    vote_steps: int = 100
 
     def __post_init__(self) -> None:
         policy_arguments.share("ReplicaCheck", "share", self.share)
-        if self.on_difference not in ("warn", "raise"):
+        policy_arguments.positive_integer("ReplicaCheck", "vote_steps", self.vote_steps)
+        if self.on_difference not in ("warn", "raise", "rewind"):
             raise InvalidArgumentError(
-                "ReplicaCheck(on_difference=...): expected 'warn' or 'raise', found "
+                "ReplicaCheck(on_difference=...): expected 'warn', 'raise' or 'rewind', found "
                 f"{self.on_difference!r}"
             )
         if isinstance(self.may_differ, str) or not all(
@@ -318,8 +325,28 @@ class Options:
     on_save_failure: OnSaveFailure = "raise"
     guard: LossGuard | None = None
     replicas: ReplicaCheck | None = None
+    equal: VouchedStep = field(default_factory=VouchedStep)
+    """The step up to which all replicas were equal; see `vote_steps`."""
     saves_each_due: bool = False
     """Whether a save that a policy asks for by its step waits for room; else it is skipped."""
+
+    @property
+    def vote_steps(self) -> int | None:
+        """At which multiples the ranks vote on their replicas; None: they do not."""
+        if self.replicas is None or self.replicas.on_difference != "rewind":
+            return None
+        return self.replicas.vote_steps
+
+    @property
+    def vouchers(self) -> tuple[Voucher, ...]:
+        """What vouches for the checkpoints to which the training may go back."""
+        guards = (self.guard,) if self.guard is not None else ()
+        return (*guards, self.equal) if self.vote_steps is not None else guards
+
+    @property
+    def keeping(self) -> PreservationPolicy:
+        """The preservation policy, with what it keeps for `rewind`."""
+        return functools.reduce(preserving, self.vouchers, self.preservation)
 
     def check(self) -> None:
         """Check all that can be checked before anything of the run is touched.
@@ -333,7 +360,7 @@ class Options:
     @property
     def durable_policies(self) -> TierPolicies:
         """The parts of the durable tier's policies that the agent evaluates."""
-        keep = preservation_evaluation.split(self.preservation)
+        keep = preservation_evaluation.split(self.keeping)
         return TierPolicies(
             save=_encoded_save(self.save),
             preserve=preservation_evaluation.encode(keep.by_agent).decode()
@@ -401,6 +428,7 @@ class Options:
             place=str(self.remote.directory),
             save=save_evaluation.encode(self.remote.save_decision_policy).decode(),
             preserve=preservation_evaluation.encode(self.remote.preservation_policy).decode(),
+            is_guarded=bool(self.vouchers),
         )
 
     @property

@@ -7,6 +7,7 @@ added to `HeldResources` as soon as it is acquired, so that an error releases it
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 from dataclasses import dataclass
@@ -25,13 +26,14 @@ from holdfast.trainer.lifetime import HeldResources, Lifetime, replace_open
 from holdfast.trainer.opening.agent_session import AgentSession
 from holdfast.trainer.opening.job_context import find_job
 from holdfast.trainer.opening.opening import OpenRun, open_run
-from holdfast.trainer.opening.run_views import RunViews
+from holdfast.trainer.opening.run_views import RunViews, ram_of
 from holdfast.trainer.options import Options
 from holdfast.trainer.planning import Planner
 from holdfast.trainer.position import Position
 from holdfast.trainer.process import terminal
 from holdfast.trainer.process.training_wait import TrainingWait
 from holdfast.trainer.ranks.rank_reports import ASK_SECS as RANKS_ASK_SECS
+from holdfast.trainer.replica_votes import ReplicaVotes
 from holdfast.trainer.restore.restore_votes import Votes
 from holdfast.trainer.restore.restoring import Restorer
 from holdfast.trainer.restores import Restores
@@ -51,7 +53,11 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ManagerParts:
-    """The parts of one open manager. `own` evaluates the user's policies; None: there are none."""
+    """The parts of one open manager.
+
+    `own` evaluates the user's policies, and `replica_votes` has the ranks' votes on replicas; None:
+    there are none.
+    """
 
     process: JobProcess
     run: OpenRun
@@ -62,6 +68,7 @@ class ManagerParts:
     finisher: Finisher
     patience: Patience
     wait: TrainingWait
+    replica_votes: ReplicaVotes | None
     meter: OverheadMeter | None
     own: UserPolicyThread | None
 
@@ -143,13 +150,11 @@ def _construct(joined: _Joined, lifetime: Lifetime, options: Options) -> Manager
     processes, clock, steps = process.processes, process.clock, joined.steps
     job, session, progress = held.job, held.session, held.progress
     meter = meter_for(options)
-    replicas, rank = options.replicas, processes.rank
-    planner = Planner(run.run_id, rank, processes.count, job.replicas, replicas)
-    is_raising = replicas is not None and replicas.on_difference == "raise"
-    fail = progress.report_error if is_raising else None
-    checks = ReplicaChecks(rank, run.durable, session.report_event, fail)
+    planner = Planner(run.run_id, processes.rank, processes.count, job.replicas, options.replicas)
+    checks = _replica_checks(joined, options)
     saver = held.saver = Saver(session, run.durable, progress, clock, checks)
     votes.read_together(job, session)
+    replica_votes = _replica_votes(joined, options, checks)
     views = RunViews(job, session, clock)
     position = Position(session=session, steps=steps, progress=progress, saver=saver, views=views)
     due_saves = DueSaves(
@@ -158,9 +163,11 @@ def _construct(joined: _Joined, lifetime: Lifetime, options: Options) -> Manager
         framework=process.framework,
         planner=planner,
         signals=process.signals,
-        metric_names=arguments.MetricNames(options.preservation, processes.rank),
+        metric_names=arguments.MetricNames(options.keeping, processes.rank),
         clock=clock,
         check_call=lifetime.check_call,
+        guard=options.guard,
+        replica_votes=replica_votes,
         proof=process.proof,
     )
     restores = Restores(
@@ -170,21 +177,12 @@ def _construct(joined: _Joined, lifetime: Lifetime, options: Options) -> Manager
         meter=meter,
         is_first=processes.rank == 0,
     )
-    patience = Patience(session, progress, steps, clock, host_count=job.attach.host_count)
     held.signals = process.signals
     process.signals.install()
     own = held.own = _policy_thread(options, position, due_saves, clock)
     wait = TrainingWait(session, clock)
     held.end_watch = process.framework.watch_compilations(wait.add_compilation)
-    notices = AgentNotices(
-        session=session,
-        progress=progress,
-        votes=votes,
-        saver=saver,
-        checks=checks,
-        own=own,
-        show=process.show,
-    )
+    notices = AgentNotices(session, progress, votes, saver, checks, own, process.show)
     session.start_watching(progress.pending, notices.on_notice, notices.report_again)
     return ManagerParts(
         process=process,
@@ -194,11 +192,33 @@ def _construct(joined: _Joined, lifetime: Lifetime, options: Options) -> Manager
         due_saves=due_saves,
         restores=restores,
         finisher=Finisher(process.rendezvous, votes, position),
-        patience=patience,
+        patience=Patience(session, progress, steps, clock, host_count=job.attach.host_count),
         wait=wait,
+        replica_votes=replica_votes,
         meter=meter,
         own=own,
     )
+
+
+def _replica_checks(joined: _Joined, options: Options) -> ReplicaChecks:
+    """Return the comparison of replicas on this rank."""
+    session, job = joined.held.session, joined.held.job
+    is_raising = options.replicas is not None and options.replicas.on_difference == "raise"
+    return ReplicaChecks(
+        joined.process.rank,
+        joined.run.durable,
+        functools.partial(ram_of, job, session, joined.process.clock),
+        session.report_event,
+        joined.held.progress.report_error if is_raising else None,
+    )
+
+
+def _replica_votes(joined: _Joined, options: Options, checks: ReplicaChecks) -> ReplicaVotes | None:
+    """Return the votes of the ranks on their replicas; None: they do not vote."""
+    if options.vote_steps is None:
+        return None
+    rendezvous = joined.process.rendezvous
+    return ReplicaVotes(rendezvous, joined.votes, checks, options.vote_steps, options.equal)
 
 
 def _policy_thread(

@@ -14,7 +14,7 @@ from holdfast.adapt.contract import Outline, Snapshot
 from holdfast.engine.planning.chunking import split_large
 from holdfast.engine.planning.owners import assign_owners, shared
 from holdfast.engine.planning.replica_blocks import (
-    ReplicaBlock,
+    ReplicaWindow,
     ReplicaWindows,
     replica_blocks,
 )
@@ -127,10 +127,10 @@ class Planner:
             process_values=snapshot.process_values,
         )
 
-    def next_compared(self) -> tuple[ReplicaBlock, ...]:
-        """Return the blocks of other ranks to compare at this save, in turn."""
+    def next_compared(self) -> ReplicaWindow | None:
+        """Return the blocks of other ranks to compare at this save, in turn; None: nothing is."""
         if self._windows is None:
-            return ()
+            return None
         self._compared_saves += 1
         return self._windows.window(self._compared_saves - 1)
 

@@ -28,7 +28,7 @@ from holdfast.format.names import CheckpointId
 from holdfast.host.driver.agent_run import RemoteTarget
 from holdfast.host.tiers import mirror_worker
 from holdfast.host.tiers.mirroring import Mirroring
-from holdfast.host.wire.protocol import Delete, RemoteRequest, Uploaded
+from holdfast.host.wire.protocol import Delete, RemoteRequest, Uploaded, Vouched
 from holdfast.observe.events.schema import RemoteDeleted
 from holdfast.observe.events.uploaded_segments import SegmentUploads
 from holdfast.policy import preservation_evaluation, save_evaluation
@@ -202,6 +202,24 @@ def test_a_start_from_the_remote_tier_finishes_a_copy_that_lacks_its_commit(is_w
         host.start_agent()
         assert host.attach().place.origin.step == (2 if is_whole else 1)
         assert manifest_path(place, 2).exists() == is_whole
+
+
+def test_the_newest_vouched_checkpoint_stays_in_the_remote_tier(rig: Rig) -> None:
+    remote = rig.host.agent.run.remote
+    assert remote is not None
+    remote.preserve, remote.is_guarded = LatestN(1), True
+    for step in range(4):
+        rig.save(step)
+        rig.act()
+    # Nothing is removed before it is known what is vouched for.
+    assert rig.steps() == [0, 1, 2, 3]
+    assert rig.host.service is not None
+    rig.host.call(rig.host.service.vouched(Vouched(step=1), 0))
+    for step in (4, 5):
+        rig.save(step)
+        rig.act()
+    # 1 is vouched for, 2 is next, and 5 is the newest.
+    assert rig.steps() == [1, 2, 5]
 
 
 def test_each_failing_operation_leaves_no_half_checkpoint_and_the_next_try_succeeds(

@@ -12,7 +12,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 from holdfast.format.digests import block_ranges
 from holdfast.format.grid import Placement, chunk_count
@@ -46,6 +46,21 @@ class ReplicaBlock:
         return rank != self.owner and (self.holders is None or rank in self.holders)
 
 
+@dataclass(frozen=True, slots=True)
+class ReplicaWindow:
+    """What one rank compares at one save.
+
+    Attributes:
+        number: The number of the window in its turn.
+        numbers: Those of all windows of a turn in which this rank compares anything.
+        blocks: The blocks; none if the rank holds no other rank's there.
+    """
+
+    number: int
+    numbers: tuple[int, ...]
+    blocks: tuple[ReplicaBlock, ...]
+
+
 class ReplicaWindows:
     """The blocks that one rank compares, by the number of the save.
 
@@ -56,18 +71,20 @@ class ReplicaWindows:
     """
 
     def __init__(self, blocks: Sequence[ReplicaBlock], share: float, rank: int) -> None:
-        self._blocks, self._rank = blocks, rank
-        self._stops = [*accumulate(block.stop - block.start for block in blocks)]
-        self._count = math.ceil(1 / share)
-
-    def window(self, number: int) -> tuple[ReplicaBlock, ...]:
-        """Return the blocks to compare at the save of that number, counted from 0."""
-        total, turn = self._stops[-1] if self._stops else 0, number % self._count
+        stops = [*accumulate(block.stop - block.start for block in blocks)]
+        total, count = stops[-1] if stops else 0, math.ceil(1 / share)
         # A block belongs to the window in which it ends, so that each has one.
-        first, stop = (
-            bisect_right(self._stops, total * at // self._count) for at in (turn, turn + 1)
-        )
-        return tuple(b for b in self._blocks[first:stop] if b.is_held_by(self._rank))
+        bounds = [bisect_right(stops, total * turn // count) for turn in range(count + 1)]
+        self._windows = [
+            tuple(block for block in blocks[first:stop] if block.is_held_by(rank))
+            for first, stop in pairwise(bounds)
+        ]
+        self._numbers = tuple(n for n, window in enumerate(self._windows) if window)
+
+    def window(self, number: int) -> ReplicaWindow:
+        """Return what to compare at the save of that number, counted from 0."""
+        turn = number % len(self._windows)
+        return ReplicaWindow(turn, self._numbers, self._windows[turn])
 
 
 def replica_blocks(

@@ -17,6 +17,7 @@ from holdfast.observe.events.schema import Event
 from holdfast.observe.events.uploaded_segments import SegmentUploads, uploads_for
 from holdfast.observe.events.writer import EventWriter
 from holdfast.policy import preservation_policy, save_decision_policy
+from holdfast.policy.vouching import VouchedStep, preserving
 from holdfast.store.contract import REMOTE
 from holdfast.store.durable import DurableStore
 from holdfast.store.file_system import FileSystem
@@ -38,6 +39,19 @@ class RemoteTarget:
     uploads: SegmentUploads
     save: save_decision_policy.SaveDecisionPolicy | None = None
     preserve: preservation_policy.PreservationPolicy | None = None
+    is_guarded: bool = False
+    """Whether the training may go back to checkpoints that are vouched for."""
+    vouched: int | None = None
+    """The step up to which they are, as reported last; None: not yet."""
+
+    @property
+    def preserve_now(self) -> preservation_policy.PreservationPolicy | None:
+        """The policy, with what it keeps for the training to go back; None: nothing is removed."""
+        if self.preserve is None or not self.is_guarded:
+            return self.preserve
+        if self.vouched is None:
+            return None
+        return preserving(self.preserve, VouchedStep(self.vouched))
 
 
 @dataclass(slots=True)
@@ -93,6 +107,7 @@ class AgentRun:
         self.use_remote(before.place)
         assert self.remote is not None
         self.remote.save, self.remote.preserve = before.save, before.preserve
+        self.remote.is_guarded, self.remote.vouched = before.is_guarded, before.vouched
 
 
 def open_run(

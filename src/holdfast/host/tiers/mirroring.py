@@ -406,7 +406,7 @@ class Mirroring:
 
     async def _preserve(self, newest: CheckpointId) -> None:
         remote, held, now = self._run.remote, self._held, self._run.clock.now()
-        policy = remote.preserve if remote is not None else None
+        policy = remote.preserve_now if remote is not None else None
         if remote is None or policy is None:
             return
         try:

@@ -135,6 +135,7 @@ def apply_request(
         if run.remote is not None and request.remote is not None:
             run.remote.save = save_evaluation.decode(request.remote.save.encode())
             run.remote.preserve = preservation_evaluation.decode(request.remote.preserve.encode())
+            run.remote.is_guarded = request.remote.is_guarded
         job.knows_policies = True
         job.durable = _policies(request.durable)
         job.ram = _policies(request.ram) if request.ram else Policies()

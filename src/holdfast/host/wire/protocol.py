@@ -18,7 +18,7 @@ from holdfast.format.names import PART_COUNT_MAX, STEP_MAX, AttemptId, Checkpoin
 from holdfast.format.records import AttemptRecord
 from holdfast.observe.events.schema import ReportedEvent
 
-PROTOCOL_VERSION = 14
+PROTOCOL_VERSION = 15
 
 PENDING_COUNT_MIN = 3
 PENDING_COUNT_MAX = 32
@@ -71,11 +71,15 @@ class MetricsAddress(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RemoteRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """The run's remote tier: its path or URL, and its policies, encoded by `holdfast.policy`."""
+    """The run's remote tier: its path or URL, and its policies, encoded by `holdfast.policy`.
+
+    `is_guarded`: nothing is removed there before a `Vouched` has arrived.
+    """
 
     place: Annotated[str, msgspec.Meta(min_length=1, max_length=PATH_CHARS_MAX)]
     save: str
     preserve: str
+    is_guarded: bool = False
 
 
 class Attach(msgspec.Struct, frozen=True, kw_only=True):
@@ -324,6 +328,15 @@ class Judged(msgspec.Struct, frozen=True, kw_only=True):
 
     newest: CheckpointId
     keep: tuple[CheckpointId, ...]
+
+
+class Vouched(msgspec.Struct, frozen=True, kw_only=True):
+    """Report the step up to which the training vouches for checkpoints; -1: for none.
+
+    Preservation of the remote tier keeps the newest one of these there.
+    """
+
+    step: int
 
 
 class RequestSave(msgspec.Struct, frozen=True, kw_only=True):

@@ -70,6 +70,14 @@ class RunViews:
         return [*tiers.stores(), job.durable, *remote]
 
 
+def ram_of(job: JobContext, session: AgentSession, clock: Clock, rank: int) -> ReadableStore | None:
+    """Return the RAM tier of a rank's host; None: it cannot be read from here."""
+    host, own = job.hosts[rank], job.config.host
+    if host != own:
+        return job.peers.by_host().get(host)
+    return next(iter(RamTiers(session.place.ram_folder, (), clock).stores()), None)
+
+
 def _addresses(session: AgentSession) -> dict[str, PeerAddress]:
     """Return the addresses of other hosts that this host's agent knows; none if it fails."""
     try:

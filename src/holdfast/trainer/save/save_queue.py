@@ -22,7 +22,7 @@ from holdfast import waits
 from holdfast.adapt.contract import Snapshot
 from holdfast.clock import Clock
 from holdfast.conditions import Condition
-from holdfast.engine.planning.replica_blocks import ReplicaBlock
+from holdfast.engine.planning.replica_blocks import ReplicaWindow
 from holdfast.engine.saving.part import PartPlan
 from holdfast.engine.saving.part_writer import PartWriter
 from holdfast.errors import WaitInterruptedError
@@ -49,7 +49,8 @@ class SaveRequest:
         is_durable_due: Whether the save is for the durable tier.
         is_by_step: Whether the save is for exactly this step.
         copies: The parts of other ranks that can be replicated from the same state.
-        compared: The blocks of other ranks' parts that this rank compares with its own copies.
+        compared: The blocks of other ranks' parts that this rank compares with its own copies;
+            None: it compares nothing.
         digests: The digests of these copies; None until they are made.
         asked_secs: The monotonic time at which `save` was called.
         part: The part in the prepared slot, which the training thread fills; None without one.
@@ -69,7 +70,7 @@ class SaveRequest:
     is_durable_due: bool
     is_by_step: bool
     copies: tuple[PartCopy, ...] = ()
-    compared: tuple[ReplicaBlock, ...] = ()
+    compared: ReplicaWindow | None = None
     digests: list[str] | None = None
     asked_secs: float
     part: PartWriter | None = None

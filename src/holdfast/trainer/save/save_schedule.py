@@ -94,18 +94,21 @@ class SaveSchedule:
         self._ram = split(ram).by_step if ram is not None else None
         self._has_warned_skipped = False
         self._saves_each_due = options.saves_each_due
+        self._vote_steps = options.vote_steps
         # Policies by step are evaluated at every step and ignore the context, so one is reused.
         self._context = SaveContext(
             now=SystemClock().now(), is_saving_in_progress=False, reached_preemption=False
         )
 
     def is_due_here(self, step: int) -> bool:
-        """Return whether this step is due, whatever the cells hold.
+        """Return whether something is due at this step, whatever the cells hold.
 
-        That is if a policy that depends on the step alone selects it, or a target was deferred.
+        That is a save, if a policy that depends on the step alone selects it, or a target was
+        deferred; or a vote on replicas.
         """
         is_by_step = self._selects(self._durable, step) or self._selects(self._ram, step)
-        return is_by_step or bool(self._deferred)
+        is_vote = self._vote_steps is not None and step % self._vote_steps == 0
+        return is_by_step or bool(self._deferred) or is_vote
 
     def is_asked_again(self, step: int, raised_at: int | None) -> bool:
         """Return whether the last call of `save` was for `step` too and raised an earlier failure.

@@ -168,12 +168,12 @@ class Saver:
 
     def _digest_replicas(self, request: SaveRequest) -> None:
         """Digest this rank's copies of blocks that it compares, unless that was done."""
-        if request.compared and request.digests is None:
+        if request.compared is not None and request.digests is None:
             try:
-                request.digests = digests_of(request.snapshot, request.compared)
+                request.digests = digests_of(request.snapshot, request.compared.blocks)
             except (StorageError, DeviceError) as error:
                 log.debug("replicas of step %d: %s", request.plan.id.step, error)
-                request.compared = ()
+                request.compared = None
 
     def _revoked_on_error(self, request: SaveRequest, act: Callable[[SaveRequest], None]) -> None:
         has_ended = False
@@ -258,9 +258,9 @@ class Saver:
             reused_bytes=max(0, whole_bytes - written_bytes),
         )
         self._digest_replicas(request)
-        if request.digests is not None:
-            plan, blocks = request.plan, request.compared
-            self._checks.expect(BlockDigests(plan.id, plan.part_count, blocks, request.digests))
+        if request.compared is not None and request.digests is not None:
+            plan, window = request.plan, request.compared
+            self._checks.expect(BlockDigests(plan.id, plan.part_count, window, request.digests))
         self._progress.seal(request.plan.id, message)
         self._ask("sealed", message, protocol.Empty)
         self._progress.reported(request.plan.id)

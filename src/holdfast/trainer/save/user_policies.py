@@ -37,6 +37,7 @@ from holdfast.policy.preservation_evaluation import kept
 from holdfast.policy.preservation_policy import AnyPreservationPolicy, PreservationPolicy
 from holdfast.policy.save_decision_policy import AnySavePolicy, SaveDecisionPolicy
 from holdfast.policy.save_evaluation import due
+from holdfast.policy.vouching import Voucher
 from holdfast.trainer.opening.agent_session import AgentSession
 from holdfast.trainer.options import Options
 
@@ -52,11 +53,21 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UserPolicies:
-    """The parts of the policies that a user wrote."""
+    """The parts of the policies that a user wrote.
+
+    Attributes:
+        durable: When to save to the durable tier.
+        ram: When to save to RAM.
+        preservation: What the durable tier keeps.
+        vouchers: What vouches for checkpoints, of which the agent keeps the newest in the remote
+            tier; none if there is no such tier.
+        history: The checkpoints of the timeline.
+    """
 
     durable: SaveDecisionPolicy | None
     ram: SaveDecisionPolicy | None
     preservation: PreservationPolicy | None
+    vouchers: tuple[Voucher, ...] = ()
     history: list[CheckpointInfo] = field(default_factory=list)
 
     @property
@@ -76,7 +87,8 @@ def user_policies(options: Options, rank: int, load_view: Callable[[], View]) ->
     policies = UserPolicies(
         durable=save_evaluation.split(options.save).by_user,
         ram=save_evaluation.split(ram).by_user if ram is not None else None,
-        preservation=preservation_evaluation.split(options.preservation).by_user,
+        preservation=preservation_evaluation.split(options.keeping).by_user,
+        vouchers=options.vouchers if options.remote is not None else (),
     )
     if policies.durable is not None or policies.ram is not None:
         policies.history.extend(_history(load_view()))
@@ -130,6 +142,8 @@ class UserPolicyThread:
         self._lock = threading.Lock()
         self._to_judge: protocol.Notice | None = None
         self._unanswered: protocol.Notice | None = None
+        self._has_committed = False
+        """Whether a checkpoint was committed since what vouches for checkpoints was reported."""
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="holdfast-policies", daemon=True)
         self._thread.start()
@@ -166,6 +180,7 @@ class UserPolicyThread:
     def on_notice(self, notice: protocol.Notice) -> None:
         """Apply a notice of the agent; called on the watcher's thread."""
         with self._lock:
+            self._has_committed |= notice.kind == "committed"
             if notice.kind == "judge":
                 self._to_judge = notice
             elif notice.kind == "committed" and notice.data is not None:
@@ -231,6 +246,7 @@ class UserPolicyThread:
     def _act(self) -> None:
         try:
             self._ask_to_save()
+            self._report_vouched()
             self._judge()
         except HoldfastError as error:
             self._report(error)
@@ -269,6 +285,13 @@ class UserPolicyThread:
             history = tuple(self._policies.history)
         with self._running_method(policy, "should_save"):
             return due(policy, step, history, context=context)
+
+    def _report_vouched(self) -> None:
+        """Report after a commit up to which step checkpoints are vouched for."""
+        if self._policies.vouchers and self._has_committed:
+            self._has_committed = False
+            step = min(voucher.vouched for voucher in self._policies.vouchers)
+            self._session.call("vouched", protocol.Vouched(step=step), protocol.Empty)
 
     def _judge(self) -> None:
         with self._lock:
