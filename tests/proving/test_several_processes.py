@@ -1,0 +1,95 @@
+"""Proofs and replays of trainings of two ranks of PyTorch, under both launchers."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.hosts import Host, host
+
+PROGRAM = Path(__file__).with_name("two_ranks.py")
+TORCHRUN = (
+    *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"),
+    str(PROGRAM),
+)
+SUPERVISED = (
+    *(sys.executable, "-m", "holdfast", "run", "--nproc", "2", "--spares", "0", "--"),
+    *(sys.executable, str(PROGRAM)),
+)
+SECS_MAX = 900.0
+
+pytestmark = [
+    pytest.mark.soak,
+    pytest.mark.skipif(
+        importlib.util.find_spec("torch") is None, reason="PyTorch cannot be had here"
+    ),
+]
+
+
+@pytest.fixture
+def one_host() -> Iterator[Host]:
+    with host() as made:
+        yield made
+
+
+def holdfast(host: Host, folder: Path, *arguments: str) -> tuple[int, dict]:
+    """Runs a command in `folder`; returns its exit code and its document."""
+    environment = host.environment | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-m", "holdfast", *arguments],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=SECS_MAX,
+    )
+    assert done.stdout, done.stderr
+    document: dict = json.loads(done.stdout)
+    return done.returncode, document | {"notes": done.stderr}
+
+
+@pytest.mark.parametrize(
+    ("launcher", "kind"),
+    [(TORCHRUN, "fsdp"), (TORCHRUN, "ddp"), (SUPERVISED, "fsdp")],
+    ids=["torchrun FSDP2", "torchrun DDP", "holdfast run --nproc"],
+)
+def test_a_training_of_two_ranks_is_the_same_with_each_kind_of_kill(
+    one_host: Host, tmp_path: Path, launcher: tuple[str, ...], kind: str
+) -> None:
+    code, proof = holdfast(
+        one_host, tmp_path, "prove", "--every", "1", "--json", "--", *launcher, kind
+    )
+    assert code == 0, proof
+    assert proof["identical"]
+    assert proof["processes"] == 2
+    assert {kill["kind"] for kill in proof["kills"]} == {"sigkill", "sigterm", "host"}
+    assert proof["steps"] == [*range(21)]
+    assert proof["metrics"] == 21
+    assert [path.name for path in tmp_path.iterdir()] == []
+
+
+def test_a_replay_names_the_rank_whose_part_is_not_reproduced(
+    one_host: Host, tmp_path: Path
+) -> None:
+    trained = subprocess.run(
+        [*TORCHRUN, "fsdp"],
+        cwd=tmp_path,
+        env=one_host.environment | {"FAULT": "1", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=SECS_MAX,
+    )
+    assert trained.returncode == 0, trained.stderr
+    code, found = holdfast(one_host, tmp_path, "bisect", "run", "--json", "--", *TORCHRUN, "fsdp")
+    assert (code, found["outcome"]) == (1, "not_reproduced"), found
+    assert (found["reproduced"], found["step"]) == (10, 15)
+    (difference,) = found["differences"]
+    assert difference["name"].endswith("/exp_avg")
+    assert (difference["count"], difference["saved_by"]) == (1, [1])
+    assert difference["text"].endswith("saved by rank 1 (float32 (8, 8))")
