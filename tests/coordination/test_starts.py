@@ -419,6 +419,58 @@ def test_a_run_that_was_put_back_goes_on_from_its_new_attempt_and_not_from_the_l
     assert [one.reason for one in given_up] == [UNKNOWN_REASON]
 
 
+def without_newer_records(world: World) -> tuple[CheckpointId, CheckpointId, dict]:
+    """Train three attempts, and remove the records of the newer two alone.
+
+    Returns:
+        The newest checkpoints of the first attempt and of the last one, and the records.
+    """
+    first = trained(world, ["h0000"], 3.0, TargetKind.DURABLE)
+    for _ in range(2):
+        last = trained(world, ["h0000"], 5.0, TargetKind.DURABLE)
+    world.hosts["h0000"].crash()
+    records = {number: world.storage.attempts.pop(number) for number in (2, 3)}
+    assert {first, last} <= world.storage.manifests.keys()
+    return first, last, records
+
+
+def test_committed_checkpoints_without_the_records_of_their_attempts_refuse_a_start() -> None:
+    world = make(2)
+    first, last, _ = without_newer_records(world)
+    job = world.start_job(["h0001"])
+    began_at = world.now
+    assert world.run(world.now + 2 * LEASE_SECS, lambda: bool(job.refused))
+    assert world.now - began_at >= LEASE_SECS
+    assert f"step {last.step} of attempt 3 committed and no record" in job.refused
+    assert f"takeover=True, which continues from step {first.step}" in job.refused
+    assert list(world.storage.attempts) == [1]
+
+
+def test_a_takeover_begins_beside_checkpoints_without_records_and_above_their_numbers() -> None:
+    world = make(2)
+    first, last, _ = without_newer_records(world)
+    job = world.start_job(["h0001"], takeover=True)
+    began_at = world.now
+    until(world, lambda: job.is_running)
+    assert world.now - began_at < FAST_SECS
+    assert list(world.storage.attempts) == [1, 4]
+    assert world.storage.attempts[4].origin == first
+    (lost,) = (one for one in world.hosts["h0001"].given_up if one.id == last)
+    assert (lost.status, lost.reason) == (CheckpointStatus.COMMITTED, UNKNOWN_REASON)
+
+
+def test_records_that_storage_shows_later_than_the_checkpoints_are_awaited() -> None:
+    world = make(2)
+    _, last, records = without_newer_records(world)
+    job = world.start_job(["h0001"])
+    world.run(world.now + LEASE_SECS / 2)
+    assert not job.is_running
+    assert not job.refused
+    world.storage.attempts |= records
+    until(world, lambda: job.is_running)
+    assert world.storage.attempts[4].origin == last
+
+
 @pytest.mark.parametrize("hosts", [["h0000"], ["h0001"]])
 def test_a_checkpoint_that_was_deleted_and_put_back_is_continued_from(hosts: list[str]) -> None:
     """The agent that deleted it lives on, and reports that to each later start."""

@@ -6,7 +6,6 @@ checked without that record: the other parts' images, the other copies, the othe
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -71,24 +70,29 @@ def copies_of(run: ReadableRun) -> list[Copy]:
 def check_attempts(run: ReadableRun) -> Iterator[BlockCheck]:
     """Read both copies of every attempt's record, and yield a result for each bad or missing one.
 
-    Attempt numbers have no gaps, and without the record of its attempt a checkpoint is not on the
-    timeline: no training continues from it. The second copy of the newest attempt may be missing:
-    it is written after the first one, perhaps just now, or a power loss prevented it.
+    Without the record of its attempt a checkpoint is not on the timeline: no training continues
+    from it. So a record is missing if the number has checkpoints, or another attempt continued from
+    it. The second copy of the newest attempt may be missing: it is written after the first one,
+    perhaps just now, or a power loss prevented it.
     """
-    numbers = set(attempt_numbers(run.durable))
-    newest = max(numbers, default=0)
+    numbers = attempt_numbers(run.durable)
+    newest_copy = attempt_keys(max(numbers, default=0))[1]
     saved = {checkpoint.attempt.number for checkpoint in list_checkpoints(run.durable)}
-    # A stray file may have a huge number, so at most as many gaps as records are reported.
-    gaps = (n for n in range(1, newest) if n not in numbers)
-    for number in sorted({*numbers, *saved, *itertools.islice(gaps, len(numbers))}):
-        for key in attempt_keys(number):
+    unread, problems = {*numbers, *saved}, list[BlockCheck]()
+    while unread:
+        # Origins are earlier attempts, so none is added that was read before.
+        number = max(unread)
+        unread.remove(number)
+        for key in reversed(attempt_keys(number)):
             try:
-                read_attempt_at(run.durable, key, number)
-            except ObjectNotFoundError as error:
-                if (number, key) != (newest, attempt_keys(newest)[1]):
-                    yield bad_record(run.durable, key, error)
+                origin = read_attempt_at(run.durable, key, number).origin
             except HoldfastError as error:
-                yield bad_record(run.durable, key, error)
+                if not isinstance(error, ObjectNotFoundError) or key != newest_copy:
+                    problems.append(bad_record(run.durable, key, error))
+            else:
+                if origin is not None and 0 < origin.attempt.number < number:
+                    unread.add(origin.attempt.number)
+    yield from reversed(problems)
 
 
 def check_copy(copy: Copy) -> Iterator[BlockCheck]:

@@ -10,10 +10,14 @@ lists storage again.
 Invariants:
 - While the newest attempt's trainers live, no attempt is begun, unless a takeover was requested.
 - A checkpoint is chosen from a listing that was made after the newest attempt's end was known.
+- No attempt is begun beside committed checkpoints of newer attempts that have no record, unless a
+  takeover was requested; it then gets a number above theirs.
 - No checkpoint is chosen before the hosts of all ranks have reported: the attempt cannot train
   without them, and each may hold parts that no other host has.
 - Every wait has a bound: for hosts, for storage, for the other agent's answer, for a lease.
 - The hosts that were asked release nothing while the start may still continue from it.
+
+See docs/decisions/0066.
 """
 
 from __future__ import annotations
@@ -58,6 +62,7 @@ from holdfast.coordination.restart_point import (
     limits_after,
     listed_though_deleted,
     newest_begun,
+    unrecorded,
 )
 from holdfast.coordination.settings import LEASE_SECS, TRIES_MAX
 from holdfast.coordination.turn import AgentIdentity, Turn
@@ -67,6 +72,8 @@ TAKEN_MAX = 20
 """How many numbers in a row other starts may take before a start is refused."""
 
 HOSTS_NAMED_MAX = 10
+NAMED_MAX = 3
+"""How many attempts without a record a refusal names: the newest ones."""
 
 
 class _Phase(Enum):
@@ -123,6 +130,8 @@ class Bootstrap:
     _lease_asked_at_secs: float = 0.0
     # Checkpoints that were reported as deleted before storage was listed again.
     _listed_again_for: set[CheckpointId] = field(default_factory=set)
+    # Until when records are looked for that some storage shows later than the checkpoints.
+    _records_until_secs: float | None = None
 
     @property
     def _is_branch(self) -> bool:
@@ -370,6 +379,8 @@ class Bootstrap:
                 self._listed_again_for |= put_back
                 self._list_again()
                 return
+            if not self.group.takeover and not self._has_records(turn):
+                return
             self.origin = choose_checkpoint(states, self.listed, put_back)
             begun = newest_begun(states, self.listed)
             is_partly_there = begun is not None and (
@@ -381,10 +392,40 @@ class Bootstrap:
             self.given_up = given_up(states, self.listed, self.origin, self._silent())
         # Two starts may choose the same number; storage lets one of them put the record.
         self._is_asking = True
-        number = self.listed.newest_attempt.number + 1
+        lacking = (c.attempt.number for c in unrecorded(self.listed))
+        number = max(self.listed.newest_attempt.number, *lacking, 0) + 1
         attempt = AttemptId.of_start(number, self.group.token)
         self._asked_for = BeginAttempt(attempt, self.origin, self.group.token)
         turn.act(self._asked_for)
+
+    def _has_records(self, turn: Turn) -> bool:
+        """Return whether no committed checkpoint lacks its attempt's record; else go on with that.
+
+        Storage is listed again for `LEASE_SECS`, and then the start is refused.
+        """
+        assert self.listed is not None
+        lacking = unrecorded(self.listed)
+        if not lacking:
+            return True
+        if self._records_until_secs is None:
+            self._records_until_secs = turn.now_secs + LEASE_SECS
+        if turn.now_secs < self._records_until_secs:
+            self._list_again()
+            self._at_secs = turn.now_secs + self.identity.settings.storage_retry_secs
+            return False
+        named = ", ".join(f"step {c.step} of attempt {c.attempt}" for c in lacking[-NAMED_MAX:])
+        newest = self.listed.newest_attempt
+        has = f"the newest record is of attempt {newest}" if newest else "there is none"
+        chosen = choose_checkpoint(self._states(), self.listed, self._listed_again_for)
+        way = f"continues from step {chosen.step}" if chosen is not None else "begins anew"
+        self._refuse(
+            f"storage has {named} committed and no record of these attempts ({has}): the records "
+            "were removed or put back to an earlier state, and the checkpoints were not. Put the "
+            f"newer records back (attempts/), or open with takeover=True, which {way}, without the "
+            "newer steps",
+            Refusal.UNRECORDED,
+        )
+        return False
 
     def _ask_others(self, turn: Turn) -> bool:
         """Ask hosts of the previous attempt for missing parts; return whether to wait for them."""

@@ -77,6 +77,9 @@ class Refusal(StrEnum):
     STORAGE = "storage"
     """Storage failed."""
 
+    UNRECORDED = "unrecorded"
+    """Storage has committed checkpoints of newer attempts than those that it has records of."""
+
 
 class TargetProposal(msgspec.Struct, frozen=True, array_like=True):
     """A step that all ranks have to save. `is_confirmed`: every host has accepted it."""

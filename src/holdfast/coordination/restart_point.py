@@ -52,6 +52,20 @@ def listed_though_deleted(
     return (durable.committed - durable.remote_only) & deleted
 
 
+def unrecorded(durable: DurableListed) -> list[CheckpointId]:
+    """Return the newest committed checkpoint of each attempt after the newest that has a record.
+
+    Records are put before checkpoints are committed, and none is removed. So the records were put
+    back to an earlier state, or removed, and the checkpoints were not; or the two listings are of
+    different ages.
+    """
+    newest: dict[AttemptId, CheckpointId] = {}
+    for checkpoint in sorted(durable.committed):
+        if checkpoint.attempt.number > durable.newest_attempt.number:
+            newest[checkpoint.attempt] = checkpoint
+    return [newest[attempt] for attempt in sorted(newest)]
+
+
 def choose_checkpoint(
     states: Iterable[HostState],
     durable: DurableListed,
@@ -86,7 +100,7 @@ def given_up(
     """Return the checkpoints newer than `origin` that were complete, and are not continued from.
 
     Those on the timeline whose parts are lost, and the newest one of each attempt that storage does
-    not know.
+    not know, or has no record of.
 
     Args:
         states: the reports of hosts.
@@ -113,6 +127,8 @@ def given_up(
     for checkpoint in _newest_unknown(states, durable, statuses):
         if origin is None or checkpoint.step > origin.step:
             status = statuses.get(checkpoint, CheckpointStatus.COMPLETE)
+            if checkpoint in durable.committed:
+                status = CheckpointStatus.COMMITTED
             checkpoints.append(GivenUp(checkpoint, status, UNKNOWN_REASON))
     return tuple(checkpoints)
 
@@ -122,7 +138,7 @@ def _newest_unknown(
 ) -> list[CheckpointId]:
     """Return the newest checkpoint of each attempt that storage does not know.
 
-    Only checkpoints that are whole, or are among the `complete` ones, are considered.
+    Only checkpoints that are whole, committed, or among the `complete` ones, are considered.
     """
     numbers = {attempt.number for attempt in durable.limits}
     newest: dict[AttemptId, CheckpointId] = {}
@@ -135,6 +151,8 @@ def _newest_unknown(
         is_unknown = attempt not in durable.limits and not may_be_abandoned
         if is_unknown and (available.is_whole or checkpoint in complete):
             newest[attempt] = checkpoint
+    for checkpoint in unrecorded(durable):
+        newest[checkpoint.attempt] = max(checkpoint, newest.get(checkpoint.attempt, checkpoint))
     return list(newest.values())
 
 

@@ -137,8 +137,8 @@ def damaged_attempt_error(
         f"attempt {number} continued from. If the run's other tier has the attempt intact "
         f"(`holdfast verify`), remove {names} in {place}, and the next start copies them from "
         "there. Else put one of them back from a backup. With neither, copy "
-        f"{place} to another place before you remove them: without these records checkpoints may "
-        "count as abandoned, and the next saves delete those"
+        f"{place} to another place before you remove them, and open it with takeover=True: without "
+        "these records checkpoints may count as abandoned, and the next saves delete those"
     )
 
 

@@ -55,6 +55,8 @@ def refusal_error(
     match refused.kind:
         case Refusal.BUSY:
             return RunBusyError(f"open {run}: {live}")
+        case Refusal.UNRECORDED:
+            return RunBusyError(f"open {run}: {refused.reason}")
         case Refusal.UNREACHED:
             return AgentUnavailableError(
                 f"open {run}: the attempt did not begin: {refused.reason}; no data was discarded; "
