@@ -249,6 +249,12 @@ class Agent:
         self._want_durable()
         self.driver.woken.set()
 
+    def give_way(self, place: str) -> None:
+        """End the training here, and leave to a start at another place that takes the run over."""
+        log.warning("a start at %s takes the run over; the training here is fenced", place)
+        self.sessions.give_way(place)
+        self.leave_soon()
+
     def _want_durable(self) -> None:
         """Mark the newest checkpoint here as due in the durable tier, against any policy."""
         view = self.driver.view

@@ -10,6 +10,7 @@ import msgspec
 from holdfast.coordination import inputs
 from holdfast.coordination.messages import COMPLETE_STATUSES, TargetKind
 from holdfast.coordination.rank_runs import ranks_in
+from holdfast.engine.lifecycle.attempts import newest_attempt
 from holdfast.errors import (
     AgentUnavailableError,
     FencedError,
@@ -18,6 +19,7 @@ from holdfast.errors import (
     RunBusyError,
     WaitTimeoutError,
 )
+from holdfast.format.names import AttemptId
 from holdfast.host.agent import Agent
 from holdfast.host.leaving import CLOSED_SECS
 from holdfast.host.metering.metrics_server import MetricsServer
@@ -95,16 +97,23 @@ class Service:
     async def _check_directory(self, request: protocol.Attach) -> None:
         """Check that a trainer has the agent's directory open; wait if the agent leaves soon.
 
+        A start at another place of the run that takes it over ends the training here.
+
         Raises:
             StorageError: as `DirectoryWatch.check_identity`.
+            FencedError: it is another place, where a newer attempt has begun.
             RunBusyError: it is another place of the run, which is live here.
             AgentUnavailableError: it is another place, and the agent stays.
         """
         try:
             await self._agent.directory.check_identity(request.run, request.directory)
         except AgentUnavailableError as error:
+            if request.attempt is not None:
+                await self._check_not_displaced(request.attempt)
+            if request.takeover and self._trainers.group is not None:
+                self._agent.give_way(request.run)
             secs = self._agent.leaves_in_secs()
-            if secs is not None and secs <= CLOSED_SECS:
+            if self._agent.leaving.is_stopping or (secs is not None and secs <= CLOSED_SECS):
                 # The caller finds no agent once this one has left, and starts one for its own.
                 await asyncio.sleep(LEAVE_SECS)
             if self._trainers.group is not None:
@@ -112,8 +121,7 @@ class Service:
                 raise RunBusyError(
                     f"open {request.run}: the run is live on this host ({config.host}), at "
                     f"{self._run.path} (process {', '.join(map(str, pids)) or 'unknown'}); stop "
-                    "that training first. takeover=True fences a training at the same place, or "
-                    "on another host"
+                    "that training first, or open with takeover=True to fence it"
                 ) from error
             leaves = "once its checkpoints are in all tiers"
             if secs is not None:
@@ -121,6 +129,19 @@ class Service:
             raise AgentUnavailableError(
                 f"{error}. It has no trainer, and leaves by itself {leaves}"
             ) from error
+
+    async def _check_not_displaced(self, attempt: AttemptId) -> None:
+        """Check that no start at this place of the run has displaced a trainer's own agent.
+
+        Raises:
+            FencedError: one has.
+        """
+        newest = await self._agent.storage_worker.threads.query(newest_attempt, self._run.durable)
+        if newest.number > attempt.number:
+            raise FencedError(
+                f"attach: attempt {newest} at {self._run.path}, another place of the run, has "
+                f"taken it over from attempt {attempt}; stop this process"
+            )
 
     async def branch(self, request: protocol.Branch, pid: int) -> protocol.Attached:
         return await self._agent.sessions.begin_branch(request)

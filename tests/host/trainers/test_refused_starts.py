@@ -9,7 +9,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from holdfast.errors import InvalidArgumentError, RunBusyError, StorageError
+from holdfast.errors import (
+    AgentUnavailableError,
+    FencedError,
+    InvalidArgumentError,
+    RunBusyError,
+    StorageError,
+)
+from holdfast.format.names import TOKEN_CHARS, AttemptId
+from holdfast.host import service
 from holdfast.host.leaving import REFUSED_SECS
 from holdfast.host.wire import protocol
 from holdfast.host.wire.control_block import INCARNATION, SEAT_COUNT, step_cell
@@ -212,3 +220,51 @@ def test_a_takeover_reaches_an_attempt_whose_agent_has_another_ram_folder(tmp_pa
         notices = first.call(first.agent.trainers.notices.after(0)).notices
         assert "attempt 2 has taken the run over from attempt 1" in notices[-1].reason
         assert [step for step in (1, 2) if manifest_path(tmp_path / "run", step).exists()] == [1]
+
+
+def at_another_place(place: Path, **changes: Any) -> protocol.Attach:
+    """The request of a start at another directory of the run."""
+    place.mkdir()
+    state = place.stat()
+    identity = f"{state.st_dev}:{state.st_ino}"
+    return stranger("another", run=str(place), directory=identity, **changes)
+
+
+def test_a_start_at_another_place_of_the_run_takes_it_over_by_request_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The agent does not leave in this test.
+    monkeypatch.setattr(service, "LEAVE_SECS", 0.0)
+    with in_process_host(tmp_path) as host:
+        host.start_agent()
+        trainer = host.attach()
+        host.save(trainer, 5)
+        with pytest.raises(RunBusyError, match="or open with takeover=True to fence it"):
+            host.call(host.service.attach(at_another_place(tmp_path / "one"), 1))
+        assert host.agent.trainers.group is not None
+        request = at_another_place(tmp_path / "two", takeover=True)
+        with pytest.raises(AgentUnavailableError, match="leaves by itself"):
+            host.call(host.service.attach(request, 1))
+        assert host.agent.trainers.group is None
+        fenced = host.call(host.agent.trainers.notices.after(0)).notices[-1]
+        assert (fenced.kind, fenced.data) == ("fenced", trainer.group)
+        assert f"a start at {tmp_path / 'two'}, another place of the run" in fenced.reason
+        with pytest.raises(FencedError, match="takes it over"):
+            host.call(
+                host.service.attach(
+                    stranger(trainer.group, attempt=trainer.attempt), trainer.process.pid
+                )
+            )
+        host.settle()
+        assert manifest_path(host.run, 5).exists(), "what was sealed is made durable"
+        assert host.agent.leaves_in_secs() == 0.0
+
+
+def test_a_trainer_whose_agent_made_room_for_another_place_is_fenced_there(tmp_path: Path) -> None:
+    with in_process_host(tmp_path) as host:
+        host.start_agent()
+        trainer = host.attach()
+        earlier = AttemptId(trainer.attempt.number - 1, "0" * TOKEN_CHARS)
+        with pytest.raises(FencedError, match=r"attempt 1 at .*, another place of the run, has"):
+            host.call(host.service.attach(at_another_place(tmp_path / "other", attempt=earlier), 1))
+        assert host.agent.trainers.group is not None

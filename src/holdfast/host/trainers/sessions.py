@@ -86,6 +86,8 @@ class TrainerSessions:
         self._starts: dict[str, PendingStart] = {}
         self._branching: PendingStart | None = None
         self._followed: dict[TrainerProcess, int] = {}
+        self._displaced: dict[str, str] = {}
+        """What has displaced the groups that gave way to a start at another place, as text."""
         self._abandoned: list[str] = []
         """Warnings for the users about checkpoints that the attempt which now begins abandons.
 
@@ -340,24 +342,40 @@ class TrainerSessions:
     def fenced(self, effect: effects.Fenced) -> None:
         """Stop the trainers here: another attempt has taken the run over."""
         group = self._trainers.group
-        if group is None or group.group != effect.group:
+        if group is not None and group.group == effect.group:
+            by = f"attempt {effect.attempt} has taken the run over from attempt {group.attempt}"
+            self._fence(group, effect.attempt.number, f"{by} ({effect.reason})", effect.reason)
+
+    def give_way(self, place: str) -> None:
+        """Stop the trainers here: a start at another place of the run takes it over on this host.
+
+        Its attempt can only begin once this agent has left. What the trainers have sealed is
+        reported before their end.
+        """
+        group = self._trainers.group
+        if group is None:
             return
+        reason = f"a start at {place}, another place of the run, takes it over (takeover=True)"
+        ranks = [member.rank for member in group.present]
+        self._submit_sealed(group)
+        self._displaced[group.group] = f"{reason} from attempt {group.attempt}"
+        self._fence(group, group.attempt.number + 1, self._displaced[group.group], reason)
+        for rank in ranks:
+            self._driver.submit(inputs.RankLost(group.group, rank))
+
+    def _fence(self, group: TrainerGroup, number: int, by: str, reason: str) -> None:
+        """Release the trainers, and notify them that attempt `number` fences them."""
         self._release_group()
         # Each trainer reads this cell at its next step, and asks.
-        self._trainers.show_attempt(effect.attempt.number)
+        self._trainers.show_attempt(number)
         # A trainer that waits for a save does not read the cell, and no agent may ever report that
         # save's end: the notice ends the wait.
-        reason = (
-            f"save to {self._run.path}: attempt {effect.attempt} has taken the run over from "
-            f"attempt {group.attempt} ({effect.reason}); stop this process"
-        )
-        self._trainers.notices.post(Notice(kind="fenced", reason=reason, data=group.group))
-        self._run.events.write(
-            AttemptFenced(by_attempt=effect.attempt.number, reason=effect.reason)
-        )
+        text = f"save to {self._run.path}: {by}; stop this process"
+        self._trainers.notices.post(Notice(kind="fenced", reason=text, data=group.group))
+        self._run.events.write(AttemptFenced(by_attempt=number, reason=reason))
         if self._branching is not None:
             branching, self._branching = self._branching, None
-            branching.end(FencedError(f"branch: {effect.reason}; stop this process"))
+            branching.end(FencedError(f"branch: {reason}; stop this process"))
 
     # Seats.
 
@@ -439,8 +457,10 @@ class TrainerSessions:
         Starts that wait are refused: the attempt is live.
 
         Raises:
-            FencedError: a newer attempt has begun, or another group is attached.
+            FencedError: a newer attempt has begun, another group is attached, or this one gave way.
         """
+        if request.group in self._displaced:
+            raise FencedError(f"attach: {self._displaced[request.group]}; stop this process")
         # All ranks reattach at the same time, and the first one restores the group.
         async with self._reattach_lock:
             group = self._trainers.group
