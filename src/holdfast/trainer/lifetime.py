@@ -1,8 +1,9 @@
 """Register the open managers of this process, and close each of them.
 
 Invariants:
-- A process has one open manager for each directory: opening the run again replaces the earlier one,
-  even if that was dropped without `close`, or its `close` was interrupted.
+- A process has one open manager for each run: opening the run again replaces the earlier one, even
+  if that was dropped without `close`, or its `close` was interrupted. A refused opening replaces
+  nothing.
 - Nothing of a manager is active in a forked child: no signal handler, thread or exit hook; the
   child holds no slot, lock or socket of the manager. (A program can switch that off.)
 - Every step of closing may be repeated, so that an interrupted `close` can be finished.
@@ -25,7 +26,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast import waits
-from holdfast.errors import FencedError, HoldfastError, InvalidArgumentError, WaitInterruptedError
+from holdfast.errors import (
+    FencedError,
+    HoldfastError,
+    InvalidArgumentError,
+    StorageError,
+    WaitInterruptedError,
+)
 from holdfast.store.location import RunLocation
 from holdfast.trainer.opening.agent_session import AgentSession
 from holdfast.trainer.opening.job_context import JobContext
@@ -142,8 +149,8 @@ class Lifetime:
         # after those of the framework, so it runs before that shuts down its devices.
         self._at_exit = weakref.finalize(self, _seal_all, held.progress)
         atexit.register(self._at_exit)
-        self._key = _key(run)
-        _open[self._key] = self
+        self.run_id = held.job.config.run_id
+        _open[self.run_id] = self
         if process.fork_hooks:
             _register_fork_hooks()
 
@@ -182,6 +189,17 @@ class Lifetime:
             )
         )
 
+    def deleted_reason(self, location: str) -> str | None:
+        """Return why the manager has no run any more, with another run at `location`; None: it has.
+
+        A directory that was moved away from there is used where it is now.
+        """
+        home = self._held.job.durable.home
+        reason = home.unusable_reason()
+        if _place(home.location_text) != _place(location):
+            return None
+        return reason or f"use {location}: expected run {self.run_id}, found another one"
+
     def leave(self, error: HoldfastError) -> None:
         """Seal the accepted saves in RAM and leave the agent, which makes them durable.
 
@@ -218,29 +236,32 @@ class Lifetime:
         release_inherited(folder, held.session.sockets())
 
     def _detach(self) -> None:
-        if _open.get(self._key) is self:
-            del _open[self._key]
+        if _open.get(self.run_id) is self:
+            del _open[self.run_id]
         self._at_exit.detach()
         atexit.unregister(self._at_exit)
 
 
-def _key(run: str) -> str:
-    """Return what is equal for two names of one run."""
+def _place(run: str) -> str:
+    """Return what is equal for two names of one place."""
     return run if RunLocation(run).is_url else os.path.realpath(run)
 
 
-def replace_open(directory: object) -> None:
-    """Close the manager of the run at `directory` that is open in this process, if there is one."""
-    # An invalid place has no manager; opening the run reports it.
-    with contextlib.suppress(InvalidArgumentError):
-        lifetime = _open.get(_key(RunLocation.parse(directory).text))
-        if lifetime is not None:
+def replace_open(run_id: str, location: str) -> None:
+    """Close this process's earlier manager of a run that has passed the checks of its opening.
+
+    A manager whose run was deleted, so that another one is at `location`, is closed too.
+    """
+    for lifetime in list(_open.values()):
+        if lifetime.run_id == run_id:
             lifetime.replace()
+        elif (reason := lifetime.deleted_reason(location)) is not None:
+            lifetime.leave(StorageError(reason))
 
 
 _open: dict[str, Lifetime] = {}
-"""The managers that are not closed, by their runs; also those that the program refers to no more,
-whose threads go on."""
+"""The managers that are not closed, by the ids of their runs; also those that the program refers
+to no more, whose threads go on."""
 _outliving = threading.local()
 """`is_on`: managers outlive the exceptions of this thread."""
 

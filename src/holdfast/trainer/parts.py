@@ -100,7 +100,6 @@ def open_parts(
             directory, options = process.proof.redirected(directory), process.proof.options(options)
         with waits.ended_by_signals("open the run", lambda: f"{directory} is not open"):
             options.check()
-            replace_open(directory)
             joined = _join(directory, options, process)
             lifetime = Lifetime(
                 joined.run.location.text, joined.held, joined.steps, options.process
@@ -129,6 +128,7 @@ def _join(directory: str | os.PathLike[str], options: Options, process: JobProce
     rendezvous, clock = process.rendezvous, process.clock
     run = open_run(directory, rendezvous, clock, options.remote_text, takeover=options.takeover)
     job = find_job(run, options, rendezvous, process.processes, clock)
+    replace_open(run.run_id, run.location.text)
     progress = Progress(clock, warns=options.on_save_failure == "warn")
     with rendezvous.propagating_errors("join the host's agent"):
         session = AgentSession(job.config, job.attach, clock, job.durable.home)
