@@ -12,10 +12,12 @@ from dataclasses import asdict
 
 import jax
 
-import holdfast
 from holdfast.adapt.jax.processes import JaxProcesses
 from holdfast.clock import SystemClock
 from holdfast.errors import HoldfastError
+from holdfast.policy.preservation_policy import LatestN
+from holdfast.policy.save_decision_policy import FixedIntervalPolicy
+from holdfast.trainer.options import HostNetwork, Options
 from holdfast.trainer.ranks.rendezvous import Rendezvous
 from holdfast.trainer.ranks.topology import meet, place_of
 
@@ -25,9 +27,15 @@ def main() -> None:
     jax.distributed.initialize(address, int(count), int(rank))
     processes = JaxProcesses()
     rendezvous = Rendezvous(processes, SystemClock())
-    network = holdfast.HostNetwork(failure_domain=domain or None)
+    options = Options(
+        save=FixedIntervalPolicy(3),
+        preservation=LatestN(1),
+        ram=None,
+        takeover=False,
+        network=HostNetwork(failure_domain=domain or None),
+    )
     try:
-        found = meet(rendezvous, place_of(processes, network, peer or None))
+        found = meet(rendezvous, place_of(processes, options, peer or None))
     except HoldfastError as error:
         print(json.dumps({"error": type(error).__name__, "message": str(error)}), flush=True)
         os._exit(3)

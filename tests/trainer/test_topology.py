@@ -38,7 +38,7 @@ from tests.trainer.test_restore_votes import line_of
 
 MEETING = Path(__file__).with_name("meeting.py")
 DEFAULT: dict[str, Any] = {"failure_domain": None, "slice_index": None, "peer_address": None}
-DEFAULT |= {"step_policies": ""}
+DEFAULT |= {"step_policies": "", "on_save_failure": "raise"}
 
 
 def place(name: str, **told: Any) -> RankPlace:
@@ -122,6 +122,15 @@ def test_ranks_that_would_save_different_steps_are_refused(other: dict[str, Any]
     assert f"found {texts[0]} in rank 0 and {texts[2]} in rank 2" in str(told.value)
 
 
+def test_ranks_that_take_a_failed_save_differently_are_refused() -> None:
+    places = [place("a", on_save_failure=mode) for mode in ("warn", "warn", "raise")]
+    check_alike(places[:2])
+    with pytest.raises(errors.InvalidArgumentError) as refused:
+        check_alike(places)
+    assert "same on_save_failure" in str(refused.value)
+    assert "found 'warn' in rank 0 and 'raise' in rank 2" in str(refused.value)
+
+
 def test_what_only_rank_0_or_the_agent_decides_may_differ_between_ranks() -> None:
     steps = tuple(range(0, 1000, 3))
     same = [
@@ -174,17 +183,16 @@ def test_every_rank_learns_the_same() -> None:
 def test_a_process_alone_is_its_own_host(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOLDFAST_HOST", "here")
     alone = Rendezvous(OwnProcess(), BriskClock())
-    network = HostNetwork(failure_domain="rack")
-    assert meet(alone, place_of(OwnProcess(), network, None)) == found(("here", "rack", None, [0]))
-    assert meet(alone, place_of(OwnProcess(), HostNetwork(), None)) == found(
-        ("here", "here", None, [0])
-    )
+    for domain, name in (("rack", "rack"), (None, "here")):
+        where = place_of(OwnProcess(), options(network=HostNetwork(failure_domain=domain)), None)
+        assert meet(alone, where) == found(("here", name, None, [0]))
 
 
 def test_a_rank_s_slice_is_told_with_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOLDFAST_HOST", "here")
-    where = place_of(RankOf(1, 4, MemoryWords(), slice_index=2), HostNetwork(), "10.0.0.1:7")
-    assert where == place("here", slice_index=2, peer_address="10.0.0.1:7")
+    where = place_of(RankOf(1, 4, MemoryWords(), slice_index=2), options(), "10.0.0.1:7")
+    policies = options().step_policies
+    assert where == place("here", slice_index=2, peer_address="10.0.0.1:7", step_policies=policies)
 
 
 NO_NAMES = ["", "x" * 256, "a\nb", "a\x00", "\x7f", "\x85", "\udcff", 3, ["a"]]
@@ -205,7 +213,7 @@ def test_a_name_may_be_long_and_of_any_language(name: str) -> None:
 def test_a_host_s_name_is_checked_too(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setenv("HOLDFAST_HOST", name)
     with pytest.raises(errors.InvalidArgumentError, match="HOLDFAST_HOST"):
-        place_of(OwnProcess(), HostNetwork(), None)
+        place_of(OwnProcess(), options(), None)
 
 
 def test_a_thousand_hosts_of_four_ranks_are_told_in_little() -> None:

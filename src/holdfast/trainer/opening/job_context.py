@@ -145,7 +145,7 @@ def find_job(
 
     Raises:
         InvalidArgumentError: Two ranks of one host contradict each other, or two ranks would save
-            different steps.
+            different steps, or take a failed save differently.
         AgentUnavailableError: An agent does not start, or serves no other hosts; or RAM here is
             that of another place of the run.
         StorageError: The run's token cannot be written.
@@ -153,8 +153,7 @@ def find_job(
     """
     with rendezvous.propagating_errors("look at this host's RAM"):
         check_foreign_ram(run.run_id, run.durable, clock)
-    policies = options.step_policies
-    hosts = meet(rendezvous, place_of(processes, options.network, None, policies))
+    hosts = meet(rendezvous, place_of(processes, options, None))
     rendezvous.reports.hosts = hosts.host_of_each()
     attempt = PresentAttempt()
     config = _config(run, options, None)
@@ -164,7 +163,7 @@ def find_job(
         with rendezvous.propagating_errors("meet the hosts"):
             config = _config(run, options, options.peer_config(token_file))
             address = _start(config, clock)
-        hosts = meet(rendezvous, place_of(processes, options.network, address, policies))
+        hosts = meet(rendezvous, place_of(processes, options, address))
         peers = _job_peers(run, config, hosts, attempt, clock)
     attach = _attach(run, options, processes, hosts)
     replicas = Replicas(hosts.domains(), attach.copies) if hosts.count > 1 else NO_REPLICAS

@@ -16,7 +16,7 @@ from holdfast.environment import HOST_VARIABLE
 from holdfast.errors import InvalidArgumentError
 from holdfast.format.json_codec import decode
 from holdfast.local_agent.place import host_name
-from holdfast.trainer.options import HostNetwork, check_name
+from holdfast.trainer.options import OnSaveFailure, Options, check_name
 from holdfast.trainer.ranks.rendezvous import Rendezvous, json_text
 
 HOST_SIZE_MAX_BYTES = 150
@@ -76,8 +76,8 @@ class JobHosts:
 class RankPlace(msgspec.Struct, frozen=True, array_like=True):
     """The place of one rank, and the options that all ranks must have alike.
 
-    `failure_domain` is the user's option; None if it is not set. `step_policies` is as
-    `Options.step_policies`.
+    `failure_domain` is the user's option; None if it is not set. `step_policies` and
+    `on_save_failure` are as in `Options`.
     """
 
     host: str
@@ -85,6 +85,7 @@ class RankPlace(msgspec.Struct, frozen=True, array_like=True):
     slice_index: int | None
     peer_address: str | None
     step_policies: str = ""
+    on_save_failure: OnSaveFailure = "raise"
 
 
 class _HostAnswer(msgspec.Struct, frozen=True, array_like=True):
@@ -96,23 +97,19 @@ class _HostAnswer(msgspec.Struct, frozen=True, array_like=True):
     ranks: Runs
 
 
-def place_of(
-    processes: Processes,
-    network: HostNetwork,
-    peer_address: str | None,
-    step_policies: str = "",
-) -> RankPlace:
-    """Return the place of this rank.
+def place_of(processes: Processes, options: Options, peer_address: str | None) -> RankPlace:
+    """Return the place of this rank, and its options.
 
     Raises:
         InvalidArgumentError: The host's name is invalid.
     """
     return RankPlace(
         host=checked_host(host_name()),
-        failure_domain=network.failure_domain,
+        failure_domain=options.network.failure_domain,
         slice_index=processes.slice_index,
         peer_address=peer_address,
-        step_policies=step_policies,
+        step_policies=options.step_policies,
+        on_save_failure=options.on_save_failure,
     )
 
 
@@ -137,7 +134,7 @@ def meet(rendezvous: Rendezvous, place: RankPlace) -> JobHosts:
 
     Raises:
         InvalidArgumentError: Two ranks of one host contradict each other, or two ranks would save
-            different steps.
+            different steps, or take a failed save differently.
         ProcessLostError: As `Rendezvous.decide`.
     """
     answer = rendezvous.decide("meet the hosts", json_text(place), _judged, MEET_SECS)
@@ -215,18 +212,25 @@ def _peer_address(host: str, places: Sequence[RankPlace], ranks: list[int]) -> s
 def check_alike(places: Sequence[RankPlace]) -> None:
     """Check that all ranks save the same steps, which each of them decides by itself.
 
-    A step that only some ranks save never becomes a checkpoint.
+    A step that only some ranks save never becomes a checkpoint. A save that fails has failed on all
+    ranks: if it raised on some of them, the others would wait for these in their next step.
 
     Raises:
-        InvalidArgumentError: They do not.
+        InvalidArgumentError: They do not, or a failed save would raise on some of them only.
     """
-    first = places[0].step_policies
+    first = places[0]
     for rank, place in enumerate(places):
-        if place.step_policies != first:
+        if place.step_policies != first.step_policies:
             raise InvalidArgumentError(
                 "meet the hosts: expected the same policies in all processes, because each of them "
-                f"decides by these at which steps it saves, found {first} in rank 0 and "
-                f"{place.step_policies} in rank {rank}"
+                f"decides by these at which steps it saves, found {first.step_policies} in rank 0 "
+                f"and {place.step_policies} in rank {rank}"
+            )
+        if place.on_save_failure != first.on_save_failure:
+            raise InvalidArgumentError(
+                "meet the hosts: expected the same on_save_failure in all processes, because a "
+                "failed save that raises ends some of them, for which the others would wait, found "
+                f"{first.on_save_failure!r} in rank 0 and {place.on_save_failure!r} in rank {rank}"
             )
 
 
