@@ -387,6 +387,23 @@ def test_a_refused_save_leaves_the_cached_plans_of_the_one_before(
     assert all(torch.equal(loaded[name], value) for name, value in state.items())
 
 
+def test_another_dtype_than_that_of_the_cached_plan_is_refused_with_what_to_do(
+    tmp_path: Path, plan_caches: None
+) -> None:
+    def save(name: str, dtype: torch.dtype, *, is_cached: bool) -> None:
+        writer = HoldfastWriter(tmp_path / name)
+        planner = dcp.DefaultSavePlanner(enable_plan_caching=is_cached)
+        dcp.save(
+            {"w": torch.ones(3, dtype=dtype)}, storage_writer=writer, planner=planner, no_dist=True
+        )
+
+    save("first", torch.float32, is_cached=True)
+    with pytest.raises(dcp.CheckpointException, match="planner with enable_plan_caching=False"):
+        save("second", torch.bfloat16, is_cached=True)
+    save("second", torch.bfloat16, is_cached=False)
+    assert _loaded(tmp_path / "second", {"w": torch.zeros(3, dtype=torch.bfloat16)})["w"].sum() == 3
+
+
 class _OwnPlanner(dcp.DefaultSavePlanner):  # type: ignore[misc]
     """A second class of planners."""
 

@@ -304,9 +304,15 @@ class _ItemBytes:
         tensor = self._planner.resolve_data(item).detach()
         data = item.tensor_data
         if (tensor.shape, tensor.dtype) != (data.chunk.sizes, data.properties.dtype):
+            advice = "plan what the planner's resolve_data returns"
+            if getattr(self._planner, "_enable_plan_caching", False):
+                advice = (
+                    "the plan is the cached one of an earlier save, since DCP does not compare "
+                    "dtypes: save with a planner with enable_plan_caching=False from now on"
+                )
             raise UnsupportedLeafError(
                 f"save {name}: expected a tensor of shape {tuple(data.chunk.sizes)} and "
                 f"{data.properties.dtype} as planned, found one of shape {tuple(tensor.shape)} and "
-                f"{tensor.dtype}; plan what the planner's resolve_data returns"
+                f"{tensor.dtype}; {advice}"
             )
         return host_bytes(tensor)
