@@ -190,13 +190,6 @@ def test_a_decision_has_a_status_and_is_cited_where_it_binds(page: Path) -> None
     assert _unbound(page) == []
 
 
-def test_decisions_are_numbered_in_a_row() -> None:
-    numbers = [f"{n:04}" for n in range(1, len(DECISIONS) + 1)]
-    assert [page.name[:4] for page in DECISIONS] == numbers
-    for number, page in enumerate(DECISIONS, 1):
-        assert page.read_text().startswith(f"# {number}. "), page
-
-
 def test_the_first_example_repeats_nothing_when_it_is_run_again(tmp_path: Path) -> None:
     (code,) = MARKED.findall((ROOT / "README.md").read_text())
     (tmp_path / "example.py").write_text(code + "\nprint(start, float(state['w'][0]))\n")

@@ -404,6 +404,15 @@ def test_every_module_is_public_or_closed_to_integrations() -> None:
     assert modules == closed | public
 
 
+def test_decisions_are_numbered_in_a_row() -> None:
+    pages = sorted((ROOT / "docs" / "decisions").glob("*.md"))
+    assert [page.name[:5] for page in pages] == [f"{n:04}-" for n in range(1, len(pages) + 1)]
+    headed = [
+        page.name for page in pages if not page.read_text().startswith(f"# {int(page.name[:4])}. ")
+    ]
+    assert headed == []
+
+
 def test_constraints_pin_every_package_of_the_environment() -> None:
     pins = [
         Requirement(line)

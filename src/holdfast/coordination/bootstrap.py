@@ -17,7 +17,7 @@ Invariants:
 - Every wait has a bound: for hosts, for storage, for the other agent's answer, for a lease.
 - The hosts that were asked release nothing while the start may still continue from it.
 
-See docs/decisions/0066.
+See docs/decisions/0067.
 """
 
 from __future__ import annotations

@@ -24,6 +24,7 @@ import msgspec
 
 from holdfast.clock import Clock
 from holdfast.environment import MEMBER_VARIABLE, STANDBY_VARIABLE
+from holdfast.quantities import counted
 from holdfast.supervise.command import CommandNotRunError
 from holdfast.supervise.ends import signal_text
 from holdfast.supervise.ranks import membership
@@ -244,15 +245,16 @@ class Launcher:
         self._close_store()
         self._store = self._open_store()
         if begin.kept_step is not None:
+            verbs = ("holds", "saves") if len(begin.seats) == 1 else ("hold", "save")
             self._note(
-                f"holdfast run: {len(begin.seats)} ranks hold step {begin.kept_step} unchanged, "
-                "and save it"
+                f"holdfast run: {counted(len(begin.seats), 'rank')} {verbs[0]} step "
+                f"{begin.kept_step} unchanged, and {verbs[1]} it"
             )
         elif begin.generation > 1:
             lost = ", ".join(map(str, begin.lost)) or "none"
             self._note(
-                f"holdfast run: generation {begin.generation}: {len(begin.seats)} ranks; lost "
-                f"before: {lost}"
+                f"holdfast run: generation {begin.generation}: "
+                f"{counted(len(begin.seats), 'rank')}; lost before: {lost}"
             )
         for seat in begin.seats:
             self._processes[seat.member].is_rank = True
