@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import subprocess
-from collections.abc import Callable, Collection, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Collection, Coroutine, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -459,6 +459,18 @@ class InProcessHost:
         """What can be read now, from every tier."""
         ram, durable = self.stores()
         return view_of((ram, durable), durable)
+
+    def stored_bytes(self, one: CheckpointId) -> Hashable:
+        """All files of a checkpoint in RAM and on the disk, and all images there: it may name some
+        of earlier checkpoints.
+        """
+        found = {
+            (tier, path.relative_to(root), path.read_bytes())
+            for tier, root in (("ram", self.folder / "ram"), ("disk", self.run))
+            for names in (f"checkpoints/{one}/*", "checkpoints/*/image*")
+            for path in root.glob(names)
+        }
+        return frozenset(found)
 
     def close(self) -> None:
         """Ends all that was started."""

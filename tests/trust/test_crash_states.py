@@ -116,7 +116,7 @@ def seen(host: InProcessHost) -> Seen:
     view = host.look()
     found = readable(view.listings)
     for one in found:
-        stored = one, stored_bytes(host, one)
+        stored = one, host.stored_bytes(one)
         if stored not in READ_RIGHT:
             said, array = read_checkpoint(view.sources(one))
             assert said == one, f"{one} says that it is {said}"
@@ -127,14 +127,6 @@ def seen(host: InProcessHost) -> Seen:
 
 READ_RIGHT: set[Hashable] = set()
 """Checkpoints, by all bytes that stand under their name in each tier, that were read right."""
-
-
-def stored_bytes(host: InProcessHost, one: CheckpointId) -> Hashable:
-    """All files of a checkpoint in RAM, and on the disk."""
-    return tuple(
-        tuple(sorted((path.name, path.read_bytes()) for path in root.glob(f"checkpoints/{one}/*")))
-        for root in (host.folder / "ram", host.run)
-    )
 
 
 def failures(run: Path, adopted: Seen) -> Iterator[str]:

@@ -13,6 +13,7 @@ import os
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Hashable
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -98,6 +99,7 @@ class Machine(RuleBasedStateMachine):
         self.heard: set[Id] = set()
         """What a notice came of; also of a save whose ranks had not come to tell it."""
         self.has_settled = False
+        self.read_right: set[Hashable] = set()
 
     def teardown(self) -> None:
         self.cleanup.close()
@@ -450,7 +452,7 @@ class Machine(RuleBasedStateMachine):
 
     @invariant()
     def each_checkpoint_that_is_offered_is_whole(self) -> None:
-        check_offered(self.host, self.oracle.offered())
+        check_offered(self.host, self.oracle.offered(), self.read_right)
 
     @invariant()
     def one_group_owns_the_run(self) -> None:
