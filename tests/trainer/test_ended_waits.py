@@ -15,6 +15,7 @@ import pytest
 from holdfast import waits
 from holdfast.clock import SystemClock
 from holdfast.conditions import Condition
+from holdfast.coordination.settings import Settings
 from holdfast.errors import WaitInterruptedError, WaitTimeoutError
 from holdfast.format.names import CheckpointId
 from holdfast.host.wire.protocol import QuietHosts
@@ -30,6 +31,8 @@ from tests.trust.in_process import StepClock
 TRAINER = Path(__file__).with_name("lockstep_trainer.py")
 LAST = 8
 """The last step that some ranks have saved and others have not."""
+PATIENCE = {"holdfast.trainer.save.patience.ERROR_CLOSE_SECS": 1.0}
+"""A close after an error waits less long than the agents need to know of a lost host."""
 END_SECS = 15.0
 """In which a process has to end: 5 s of the wait, its error, and a busy machine."""
 
@@ -221,6 +224,7 @@ def test_after_the_error_of_a_lost_host_close_leaves_the_step_to_the_agent(
     run, other = tmp_path / "run", 1 - lost
     # A collective of PyTorch fails in this moment; JAX would end the whole process.
     todo = {"collective": True} if framework == "torch" else {"raises": "Connection closed by peer"}
+    todo |= {"limits": PATIENCE}
     job = start_job(two_hosts, run, framework=framework, stands=[lost, LAST], **todo)
     job.ranks[lost].await_line("at", lambda line: line["at"] == LAST)
     await_last_save(job, run, other)
@@ -322,10 +326,12 @@ def test_sigterm_ends_the_close_after_an_error_and_the_error_leaves(
 ) -> None:
     run = tmp_path / "run"
     # The other host lives, so without the signal the close would wait for its part.
-    job = start_job(two_hosts, run, stands=[1, LAST], raises="of the training")
+    options = {"raises": "of the training", "limits": PATIENCE}
+    job = start_job(two_hosts, run, stands=[1, LAST], **options)
     await_last_save(job, run, 0)
     job.ranks[0].await_line("at", lambda line: line["at"] == "error")
-    time.sleep(ERROR_CLOSE_SECS + 2.0)
+    # By now a host that is lost would be known.
+    time.sleep(Settings().quiet_secs + 1.0)
     assert job.ranks[0].process.poll() is None
     job.ranks[0].process.send_signal(signal.SIGTERM)
     began = time.monotonic()

@@ -180,9 +180,9 @@ def shut_down(disk: Path) -> None:
 
 
 def fill_up(folder: Path) -> Path:
-    """A file that takes all the room that is left."""
+    """A file that takes all the room that is left, also where it has taken some before."""
     filler = folder / "filler"
-    with filler.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+    with filler.open("ab", buffering=0) as file, contextlib.suppress(OSError):
         for size in (1 << 20, 4096, 1024):
             with contextlib.suppress(OSError):
                 while True:

@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.trainer.save.save_queue import PATIENCE_SECS
-from tests.hosts import Host, host
+from tests.hosts import Host, host, wait_until
 from tests.store.places import mounted
 from tests.trust.failing_rig import (
     check_restorable,
@@ -174,6 +174,8 @@ def test_training_goes_on_on_a_full_disk_and_saves_once_there_is_room(
         with trainer(one_host, run, tmp_path / "until", ram=ram) as training:
             before = training.await_commit(run, -1)
             filler = fill_up(disk)
+            # A checkpoint that is deleted leaves room for one more.
+            wait_until(lambda: fill_up(disk) and any(s > before for s, _ in training.failures()))
             failed, _ = training.await_failure(before)
             training.go_on(20)
             assert committed(run) >= before, "the one before stays"
