@@ -75,8 +75,8 @@ help: ## show this list
 demo: $(if $(BUCKET),$(STAMP),$(if $(filter torch,$(FRAMEWORK)),$(TORCH_DEMO_STAMP),$(DEMO_STAMP))) ## train, be interrupted, and lose nothing
 	$(BIN)/python -m $(if $(BUCKET),tests.buckets.demo,holdfast demo) --framework $(FRAMEWORK) $(if $(URL),--url $(URL))
 
-test: $(STAMP) $(AZURITE_STAMP) ## run all tests but the soak tests
-	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal --durations=10
+test: $(STAMP) $(AZURITE_STAMP) ## run all tests but the soak tests and those of `make check`
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal --durations=10 --ignore=tests/house
 
 test-jax: ## run the tests of JAX with the oldest and the newest version of it
 	@$(call test_in,$(JAX_VENVS),jax,$(JAX_TESTS))
