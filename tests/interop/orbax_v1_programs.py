@@ -10,6 +10,7 @@ import importlib
 import json
 import shutil
 import threading
+import warnings
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +26,11 @@ ALERT_SECS = 60
 class Point:
     x: int
     y: int
+
+
+@dataclasses.dataclass
+class Model:
+    tree: object
 
 
 class AbstractPoint:
@@ -212,6 +218,8 @@ def arrays_that_are_converted(module, folder):
     longer = {"a": jnp.zeros(5), "b": {"c": np.zeros(2)}, "n": 0}
     seen = [shown(ocp.load(folder / "all")), shown(ocp.load(folder / "some"))]
     seen.append(attempt(lambda: ocp.load(folder / "some", longer)))
+    of_numpy = {"a": np.zeros(0), "b": {"c": np.zeros((3, 5), np.int32)}, "n": 0}
+    seen.append(shown(ocp.load(folder / "some", of_numpy)))
     with padded:
         seen.append(shown(ocp.load(folder / "some", longer)["a"]))
     return seen
@@ -301,6 +309,194 @@ def checkpoints_that_are_deleted(module, folder):
             checkpointer.delete_async(1).result(),
             [found.step for found in checkpointer.checkpoints],
         ]
+    return seen
+
+
+@program
+def checkpointables_that_are_deleted(module, folder):
+    ocp = module.v1
+    registry = ocp.handlers.local_registry()
+    registry.add(point_handler(ocp))
+    context = ocp.Context()
+    context.checkpointables.registry = registry
+    key = jax.random.split(jax.random.key(3), 2)
+    tree = {"a": jnp.arange(4.0), "b": [np.ones(2), None, 3], "c": {"d": "text", "e": {}}}
+    items = {"state": tree, "point": Point(1, 2), "big": {"x": jnp.ones(9)}, "keys": {"k": key}}
+    if module.__name__ == "orbax.checkpoint":
+        # Orbax loads a typed key as its words.
+        items["keys"] = {"k": jax.random.key_data(key)}
+
+    def left(loaded):
+        words = jax.random.key_data(loaded.pop("keys")["k"]).tolist()
+        return [words, shown_all(loaded)]
+
+    def removed(delete, load, describe):
+        seen = [
+            attempt(lambda: delete("none"), plain),
+            delete("none", missing_ok=True),
+            attempt(lambda: delete(1), plain),
+            attempt(lambda: delete(""), plain),
+            delete("big"),
+            attempt(lambda: delete("big"), plain),
+            left(load(None)),
+            attempt(lambda: load({"big": None})),
+            sorted(describe().metadata),
+            describe().custom_metadata,
+        ]
+        seen += [delete(name) for name in ("keys", "state")]
+        return [*seen, attempt(lambda: delete("point")), shown_all(load(None))]
+
+    with context:
+        path = folder / "a"
+        ocp.save_checkpointables(path, items, custom_metadata={"lr": 1})
+        seen = removed(
+            lambda name, **more: ocp.delete(path, checkpointable_name=name, **more),
+            lambda wanted: ocp.load_checkpointables(path, wanted),
+            lambda: ocp.checkpointables_metadata(path),
+        )
+        with ocp.training.Checkpointer(folder / "run") as checkpointer:
+            for step in (1, 2):
+                metrics = {"loss": float(step)}
+                checkpointer.save_checkpointables(
+                    step, dict(items), metrics=metrics, custom_metadata={"lr": 1}
+                )
+            seen += removed(
+                lambda name, **more: checkpointer.delete(2, checkpointable_name=name, **more),
+                lambda wanted: checkpointer.load_checkpointables(2, wanted),
+                lambda: checkpointer.checkpointables_metadata(2),
+            )
+            seen.append([[found.step, found.metrics] for found in checkpointer.checkpoints])
+            checkpointer.save_checkpointables(3, items)
+            seen.append(left(checkpointer.load_checkpointables(3)))
+    return seen
+
+
+@program
+def saves_that_are_cancelled(module, folder):
+    ocp = module.v1
+    tree = {"a": jnp.ones(2)}
+    with ocp.training.Checkpointer(folder) as checkpointer:
+        checkpointer.save(1, tree)
+        checkpointer.cancel()
+        seen = [[found.step for found in checkpointer.checkpoints]]
+        checkpointer.save(2, tree)
+        seen.append(checkpointer.cancel(2))
+        checkpointer.cancel(7)
+        seen.append([found.step for found in checkpointer.checkpoints])
+        checkpointer.save_async(3, tree)
+        checkpointer.cancel(3)
+        checkpointer.wait()
+        seen.append([found.step for found in checkpointer.checkpoints])
+    return seen
+
+
+@program
+def a_handler_that_leaves_its_tree_to_another(module, folder):
+    ocp = module.v1
+
+    class ModelHandler(ocp.handlers.CheckpointableHandler[Model, Model]):
+        def __init__(self):
+            self._trees = ocp.handlers.PyTreeHandler()
+
+        async def save(self, directory, checkpointable):
+            return await self._trees.save(directory, checkpointable.tree)
+
+        async def load(self, directory, abstract_checkpointable=None):
+            wanted = None if abstract_checkpointable is None else abstract_checkpointable.tree
+            reading = await self._trees.load(directory, wanted)
+
+            async def read():
+                return Model(await reading)
+
+            return read()
+
+        async def metadata(self, directory):
+            return Model(await self._trees.metadata(directory))
+
+        def is_handleable(self, checkpointable):
+            return isinstance(checkpointable, Model)
+
+        def is_abstract_handleable(self, abstract_checkpointable):
+            return isinstance(abstract_checkpointable, Model)
+
+    registry = ocp.handlers.local_registry()
+    registry.add(ModelHandler)
+    context = ocp.Context()
+    context.checkpointables.registry = registry
+    mesh = jax.make_mesh((8,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
+    split = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("x"))
+    tree = {"w": jax.device_put(jnp.arange(8.0), split), "b": [np.ones(2), 3]}
+    wanted = Model(
+        {
+            "w": jax.ShapeDtypeStruct((8,), jnp.bfloat16, sharding=split),
+            "b": [np.zeros(2, np.float32), 0],
+        }
+    )
+    with context:
+        ocp.save_checkpointables(folder / "a", {"model": Model(tree)})
+        loaded = ocp.load_checkpointables(folder / "a", {"model": wanted})["model"].tree
+        described = ocp.checkpointables_metadata(folder / "a").metadata["model"].tree
+        return [
+            [shown(loaded), loaded["w"].sharding == split],
+            shown(ocp.load_checkpointables(folder / "a")["model"].tree),
+            [list(described["w"].shape), str(described["w"].dtype), type(described["b"]).__name__],
+            attempt(lambda: ocp.save_checkpointables(folder / "b", {"model": Model({"a": 2j})})),
+            (folder / "b").exists(),
+        ]
+
+
+@program
+def handlers_that_fail_in_the_background(module, folder):
+    ocp = module.v1
+
+    class Careless(Counter):
+        async def save(self, directory):
+            async def write():
+                raise ZeroDivisionError
+
+            return write()
+
+    items = {"n": Careless(1)}
+    response = ocp.save_checkpointables_async(folder / "a", items)
+    seen = [attempt(response.result), (folder / "a").exists()]
+    seen += [attempt(lambda: ocp.save_checkpointables(folder / "a", items))]
+    # Orbax raises the same error again at each later call.
+    calls = (
+        lambda checkpointer: checkpointer.save_checkpointables_async(1, items).result(),
+        lambda checkpointer: [
+            checkpointer.save_checkpointables_async(1, items),
+            checkpointer.wait(),
+        ],
+        lambda checkpointer: checkpointer.save_checkpointables(1, items),
+    )
+    for number, call in enumerate(calls):
+        checkpointer = ocp.training.Checkpointer(folder / f"run{number}")
+        seen.append(attempt(lambda c=call, on=checkpointer: c(on)))
+        attempt(checkpointer.close)
+    return seen
+
+
+@program
+def names_of_before(module, folder):
+    ocp, tree = module.v1, {"a": np.ones(1)}
+    with ocp.training.Checkpointer(folder / "run") as checkpointer:
+        calls = [
+            lambda: ocp.save_pytree(folder / "a", tree),
+            lambda: shown(ocp.load_pytree(folder / "a")),
+            lambda: sorted(ocp.pytree_metadata(folder / "a").metadata),
+            lambda: ocp.save_pytree_async(folder / "b", tree).result(),
+            lambda: checkpointer.save_pytree(1, tree),
+            lambda: checkpointer.save_pytree_async(2, tree).result(),
+            lambda: shown(checkpointer.load_pytree(1)),
+            lambda: sorted(checkpointer.pytree_metadata(1).metadata),
+        ]
+        seen = []
+        for call in calls:
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                found = call()
+            kinds = {warning.category.__name__ for warning in caught}
+            seen.append([found, "DeprecationWarning" in kinds])
     return seen
 
 

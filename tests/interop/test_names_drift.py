@@ -19,8 +19,7 @@ import pytest
 ORBAX_MISSING = {
     # Handlers name what an item is; Holdfast calls none of its own.
     "*CheckpointHandler.*",
-    # Temporary paths and operations of Orbax's files; a save that was accepted is not cancelled.
-    "AsyncCheckpointer.cancel",
+    # Temporary paths and operations of Orbax's files.
     "Checkpointer.*_temporary_path",
     "Checkpointer.synchronize_next_awaitable_signal_operation_id",
     # Bridges to the first interface, inside of Orbax.

@@ -298,11 +298,11 @@ def test_what_is_no_step_is_refused(tmp_path: Path, step: Any) -> None:
 
 def test_a_part_without_a_sharding_is_loaded_as_it_was_saved(tmp_path: Path) -> None:
     v1 = ocp.v1
-    v1.save_pytree(tmp_path / "one", {"x": jnp.ones(2), "y": 1})
+    v1.save(tmp_path / "one", {"x": jnp.ones(2), "y": 1})
     context = v1.Context()
     context.pytree.loading.partial_load = True
     with context:
-        found = v1.load_pytree(tmp_path / "one", {"x": jax.ShapeDtypeStruct((2,), jnp.float32)})
+        found = v1.load(tmp_path / "one", {"x": jax.ShapeDtypeStruct((2,), jnp.float32)})
     assert isinstance(found["x"], jax.Array)
 
 

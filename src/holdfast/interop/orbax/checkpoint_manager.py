@@ -51,14 +51,6 @@ from holdfast.interop.orbax.run_reader import RunReader
 
 ROOT_METADATA = "root_metadata.json"
 
-EXCLUDING = (
-    ("checkpointers", "item_names"),
-    ("checkpointers", "item_handlers"),
-    ("handler_registry", "item_handlers"),
-    ("handler_registry", "item_names"),
-)
-"""Arguments that say the same in two ways."""
-
 log = logging.getLogger(__name__)
 
 
@@ -107,7 +99,7 @@ class CheckpointManager:
         self._decides = ocp_options.decision_policy(self._options)
         self._keeps = ocp_options.keeping_policy(self._options)
         registry = getattr(handler_registry, "handlers", None)
-        self._handlers, self._is_default = _items(
+        self._handlers, self._is_default = handlers.of_items(
             checkpointers, item_names, item_handlers, registry
         )
         self._names = frozenset(item_names or ())
@@ -560,9 +552,10 @@ class CheckpointManager:
                 )
             step = max(steps) if directory is not None else self.latest_step() or max(steps)
         number = _step(step, "restore")
-        record = reader.step_record(number)
-        arguments = self._restore_args(record, items, restore_kwargs, args)
-        restored = reader.restore(number, arguments)
+        with reader.sending_errors(number):
+            record = reader.step_record(number)
+            arguments = self._restore_args(record, items, restore_kwargs, args)
+            restored = reader.restore(number, arguments)
         if record.is_default and not (self._is_default is False and args is None):
             return restored[DEFAULT_ITEM]
         if record.metrics is not None and args is None and items is None:
@@ -577,9 +570,10 @@ class CheckpointManager:
         """
         self._check_open("restore")
         self._settle()
-        if wanted is None:
-            wanted = dict.fromkeys(self._reader.step_record(step).items)
-        return self._reader.restore(step, wanted)
+        with self._reader.sending_errors(step):
+            if wanted is None:
+                wanted = dict.fromkeys(self._reader.step_record(step).items)
+            return self._reader.restore(step, wanted)
 
     @property
     def run_directory(self) -> Path:
@@ -700,6 +694,44 @@ class CheckpointManager:
         self._drop([number])
         self._reader.forget_step(number)
 
+    def delete_item(self, step: int, name: str) -> None:
+        """Remove one item of the checkpoint of `step`, which must be the newest.
+
+        A checkpoint does not change: it is saved again without the item, in the place of the one
+        that has it, which stays until the new one is durable.
+
+        Raises:
+            CheckpointNotFoundError, ItemNotFoundError: Something is not there.
+            StepOrderError: There is a later checkpoint.
+            InvalidArgumentError: It is the only item.
+            SaveFailedError: It could not be saved again.
+        """
+        self._check_open("delete")
+        if self._options.read_only:
+            log.warning("delete %r of step %d: the manager is read-only", name, step)
+            return
+        self._settle()
+        if self._reader.is_old(step):
+            self._reader.delete_old_item(step, name)
+            return
+        saved = self._reader.state_without(step, name)
+        newest = self.all_steps()[-1]
+        if step < newest:
+            raise StepOrderError(
+                f"delete {name!r} of step {step}: expected the newest step, which is {newest}, "
+                "because the checkpoint is saved again without it; delete all of the step"
+            )
+        self._submit(step, saved, saved[1].metrics, overwrites=True)
+        self.wait_until_finished()
+
+    def cancel(self, step: int | None = None) -> None:
+        """Remove the checkpoint of `step`, or those that are being saved, once they are saved."""
+        self._check_open("cancel")
+        pending = () if self._run is None else self._run.pending
+        for number in sorted(pending) if step is None else [step]:
+            if number in self.all_steps():
+                self.delete(number)
+
     def close(self) -> None:
         """Wait until all saves are durable, and release the run. Further calls do nothing.
 
@@ -723,34 +755,6 @@ class CheckpointManager:
             raise InvalidArgumentError(
                 f"{call}: the manager of {self._directory} is closed; create another one"
             )
-
-
-def _items(
-    checkpointers: Any, names: Any, item_handlers: Any, registry: Any
-) -> tuple[dict[str, Any], bool | None]:
-    """Return the handlers by item, and whether there is one unnamed item; None: not known yet."""
-    given_by = {
-        "checkpointers": checkpointers,
-        "item_names": names,
-        "item_handlers": item_handlers,
-        "handler_registry": registry,
-    }
-    for option, other in EXCLUDING:
-        if given_by[option] and given_by[other]:
-            raise InvalidArgumentError(
-                f"CheckpointManager({option}=..., {other}=...): expected one of the two, found both"
-            )
-    chosen_handlers = checkpointers if checkpointers is not None else item_handlers
-    if isinstance(chosen_handlers, Mapping):
-        for handler in chosen_handlers.values():
-            handlers.args_of(handler)
-        return dict(chosen_handlers), False
-    if chosen_handlers is not None:
-        is_composite = handlers.args_of(chosen_handlers)[0] is ocp_args.Composite
-        return ({}, False) if is_composite else ({DEFAULT_ITEM: chosen_handlers}, True)
-    if registry:
-        return dict(registry), None
-    return {}, False if names else None
 
 
 def _jax_reached_preemption(step: int) -> bool:

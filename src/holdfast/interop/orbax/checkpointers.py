@@ -154,6 +154,9 @@ class Checkpointer:
 class AsyncCheckpointer(Checkpointer):
     """A `Checkpointer`. Its `save` waits as well."""
 
+    def cancel(self) -> None:
+        """Return at once: no save is in progress."""
+
 
 class PyTreeCheckpointer(Checkpointer):
     """A `Checkpointer` for pytrees. The arguments of Orbax's are taken and have no effect."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from holdfast.errors import InvalidArgumentError
 from holdfast.interop.orbax import args as ocp_args
 from holdfast.interop.orbax import missing_names
 from holdfast.interop.orbax.errors import ArgumentTypeError
+from holdfast.interop.orbax.records import DEFAULT_ITEM
 
 
 class CheckpointHandler:
@@ -181,6 +183,49 @@ def _class_of(args: Any) -> type:
 
 
 DefaultCheckpointHandlerRegistry = CheckpointHandlerRegistry
+
+EXCLUDING = (
+    ("checkpointers", "item_names"),
+    ("checkpointers", "item_handlers"),
+    ("handler_registry", "item_handlers"),
+    ("handler_registry", "item_names"),
+)
+"""Arguments that say the same in two ways."""
+
+
+def of_items(
+    checkpointers: Any, names: Any, item_handlers: Any, registry: Any
+) -> tuple[dict[str, Any], bool | None]:
+    """Return the handlers by item, and whether there is one unnamed item; None: not known yet.
+
+    The arguments are those of a manager.
+
+    Raises:
+        InvalidArgumentError: Two of them exclude each other.
+    """
+    given_by = {
+        "checkpointers": checkpointers,
+        "item_names": names,
+        "item_handlers": item_handlers,
+        "handler_registry": registry,
+    }
+    for option, other in EXCLUDING:
+        if given_by[option] and given_by[other]:
+            raise InvalidArgumentError(
+                f"CheckpointManager({option}=..., {other}=...): expected one of the two, found both"
+            )
+    chosen_handlers = checkpointers if checkpointers is not None else item_handlers
+    if isinstance(chosen_handlers, Mapping):
+        for handler in chosen_handlers.values():
+            args_of(handler)
+        return dict(chosen_handlers), False
+    if chosen_handlers is not None:
+        is_composite = args_of(chosen_handlers)[0] is ocp_args.Composite
+        return ({}, False) if is_composite else ({DEFAULT_ITEM: chosen_handlers}, True)
+    if registry:
+        return dict(registry), None
+    return {}, False if names else None
+
 
 if not TYPE_CHECKING:
     __getattr__ = missing_names.refusal("handlers")

@@ -30,6 +30,10 @@ KINDS: dict[str, tuple[type, ...]] = {
 }
 
 
+AS_STORED = object()
+"""Arguments of an item whose files are read, and not given to its handler."""
+
+
 class FolderState:
     """The files that a foreign handler wrote for one item, as an object with a state."""
 
@@ -181,6 +185,8 @@ class ItemRestore:
         if record.damage is not None:
             raise CheckpointDamagedError(record.damage)
         if self.is_folder:
+            if given is AS_STORED:
+                return
             if given is None or ocp_args.handler_of(given) is None:
                 raise InvalidArgumentError(
                     f"restore {name}: it was saved with {record.handler}; give the arguments with "
@@ -205,6 +211,11 @@ class ItemRestore:
                 ("rest", 1): 0,
                 ("rest", 2): 0.0,
             }
+
+    @classmethod
+    def as_stored(cls, name: str, record: ItemRecord) -> ItemRestore:
+        """Return the restore of what an item is stored as, with its files if it has a handler."""
+        return cls(name, record, AS_STORED if record.kind == "folder" else None)
 
     def _tree_args(self) -> Any:
         arguments = self._given

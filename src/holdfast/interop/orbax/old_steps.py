@@ -16,8 +16,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from holdfast.errors import CheckpointDamagedError
+from holdfast.errors import CheckpointDamagedError, InvalidArgumentError
 from holdfast.interop.orbax import orbax_directory
+from holdfast.interop.orbax.errors import ItemNotFoundError
 from holdfast.interop.orbax.orbax_directory import OrbaxItem, OrbaxStep
 from holdfast.interop.orbax.records import DEFAULT_ITEM, ItemRecord, StepRecord
 
@@ -164,6 +165,29 @@ class OldSteps:
     def delete(self, step: int) -> None:
         """Remove the folder of `step`. After a crash it is there whole, or no step any more."""
         delete_folder(self._paths.pop(step))
+
+    def delete_item(self, step: int, name: str) -> None:
+        """Remove one item of `step`, as Orbax does it: all processes call this.
+
+        Raises:
+            InvalidArgumentError: Orbax cannot be imported, or refuses it.
+            ItemNotFoundError: There is no such item.
+        """
+        try:
+            from orbax.checkpoint import v1
+        except ImportError as error:
+            raise InvalidArgumentError(
+                f"delete {name!r} of step {step}: Orbax wrote the checkpoint, and an Orbax with "
+                f"v1.delete has to be there to change it ({error})"
+            ) from error
+        try:
+            v1.delete(self._paths[step], checkpointable_name=name)
+        except FileNotFoundError as error:
+            raise ItemNotFoundError(
+                f"delete {name!r} of step {step}: there is no such item"
+            ) from error
+        except ValueError as error:
+            raise InvalidArgumentError(f"delete {name!r} of step {step}: {error}") from error
 
 
 def delete_folder(path: Path) -> None:

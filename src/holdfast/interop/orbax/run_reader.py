@@ -5,17 +5,19 @@ Invariant: a step of the run hides one of Orbax; an import puts a checkpoint in 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 
 import holdfast
-from holdfast.errors import InvalidArgumentError, NotARunError, StepNotFoundError
+from holdfast.errors import HoldfastError, InvalidArgumentError, NotARunError, StepNotFoundError
 from holdfast.interop.orbax import outlines, records, shared_run
 from holdfast.interop.orbax.errors import CheckpointNotFoundError, ItemNotFoundError
-from holdfast.interop.orbax.item_forms import ItemRestore
+from holdfast.interop.orbax.item_forms import FolderState, ItemRestore
 from holdfast.interop.orbax.old_steps import OldSteps
 from holdfast.interop.orbax.records import RECORD, StepRecord
 
@@ -45,6 +47,8 @@ class RunReader:
         self._known: dict[int, StepRecord] = {}
         self._old = OldSteps(directory, name_format)
         self._of_run: frozenset[int] = frozenset()
+        self._is_awaited = False
+        """Whether other processes may wait for this one in a restore. See `sending_errors`."""
 
     def _source(self) -> Any:
         """Return what reads the run: in jobs of several processes its manager; None: no run."""
@@ -129,6 +133,24 @@ class RunReader:
             f"restore step {step}: {self.directory} has no checkpoint of it"
         )
 
+    @contextlib.contextmanager
+    def sending_errors(self, step: int) -> Iterator[None]:
+        """Send an error of the block to the other processes of a job, which restore `step` too.
+
+        They wait in the manager's restore for this process, which has not got there.
+        """
+        # They read what Orbax wrote each for itself.
+        self._is_awaited = jax.process_count() > 1 and not self.is_old(step)
+        try:
+            yield
+        except Exception as error:
+            shared = shared_run.opened(self.directory)
+            if self._is_awaited and shared is not None:
+                refusal = f"{type(error).__name__} of process {jax.process_index()}: {error}"
+                with contextlib.suppress(HoldfastError):
+                    shared.manager.restore(step, like={refusal: 0})
+            raise
+
     def restore(self, step: int, wanted: Mapping[str, Any]) -> dict[str, Any]:
         """Return items of the checkpoint of `step` by name.
 
@@ -152,6 +174,18 @@ class RunReader:
         }
         if self.is_old(step):
             return {name: self._restore_old(step, name, item) for name, item in items.items()}
+        read, folders = self._read(step, items)
+        return {
+            name: item.finish_folder(folders[name])
+            if item.is_folder
+            else item.finish({p[1:]: leaf for p, leaf in read.items() if p[0] == name})
+            for name, item in items.items()
+        }
+
+    def _read(
+        self, step: int, items: Mapping[str, ItemRestore]
+    ) -> tuple[dict[tuple[Any, ...], Any], Mapping[str, Any]]:
+        """Return the leaves of items by path, and by name the files that processes have saved."""
         like = {
             (name, *path): leaf
             for name, item in items.items()
@@ -161,16 +195,45 @@ class RunReader:
         if source is None:
             raise self._missing(step)
         read: dict[tuple[Any, ...], Any] = {}
-        if like:
+        if like or self._is_awaited:
+            # From here on its errors leave the calls of the other processes too.
+            self._is_awaited = False
             tree = source.restore(step, like=outlines.nested(like), partial=".", cast=True)
             read = {path: value_at(tree, path) for path in like}
-        folders = source.process_values(step) if any(i.is_folder for i in items.values()) else {}
-        return {
-            name: item.finish_folder(folders[name])
-            if item.is_folder
-            else item.finish({p[1:]: leaf for p, leaf in read.items() if p[0] == name})
+        has_folder = any(item.is_folder for item in items.values())
+        return read, source.process_values(step) if has_folder else {}
+
+    def state_without(self, step: int, removed: str) -> tuple[dict[str, Any], StepRecord]:
+        """Return what saves the checkpoint of `step` again without one item, and its record.
+
+        Raises:
+            CheckpointNotFoundError, ItemNotFoundError: Something is not there.
+            InvalidArgumentError: It has no other item.
+        """
+        record = self.step_record(step)
+        if removed not in record.items:
+            raise ItemNotFoundError(
+                f"delete {removed!r} of step {step}: there is no such item; there are "
+                f"{', '.join(record.items)}"
+            )
+        kept = {name: item for name, item in record.items.items() if name != removed}
+        if not kept:
+            raise InvalidArgumentError(
+                f"delete {removed!r} of step {step}: it is the only item; delete the checkpoint"
+            )
+        items = {name: ItemRestore.as_stored(name, item) for name, item in kept.items()}
+        read, folders = self._read(step, items)
+        leaves = outlines.nested(read) if read else {}
+        state = {
+            name: FolderState(_own_files(folders[name])) if item.is_folder else leaves.get(name, {})
             for name, item in items.items()
         }
+        record = dataclasses.replace(record, items=kept)
+        return {**state, RECORD: record.encoded()}, record
+
+    def delete_old_item(self, step: int, name: str) -> None:
+        """Remove one item of a checkpoint that Orbax wrote."""
+        self._old.delete_item(step, name)
 
     def item_files(self, step: int, name: str) -> dict[str, bytes]:
         """Return the files of an item of a foreign handler, of all processes, by their paths.
@@ -192,6 +255,14 @@ class RunReader:
         if item.is_folder:
             return item.restored_by_handler(self._old.item(step, name).path)
         return item.finish(self._old.read(step, name, item.record, item.wanted))
+
+
+def _own_files(states: Sequence[Mapping[str, bytes]]) -> dict[str, bytes]:
+    """Return the files that this process saves: its own; of another number of processes all."""
+    if len(states) == jax.process_count():
+        return dict(states[jax.process_index()])
+    is_first = jax.process_index() == 0
+    return {path: data for files in states for path, data in files.items() if is_first}
 
 
 def value_at(tree: Any, path: tuple[Any, ...]) -> Any:

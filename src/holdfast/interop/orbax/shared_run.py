@@ -4,15 +4,19 @@ Invariants:
 - A run is opened for writing by the first save, so that programs that only read disturb no job.
 - The checkpoints in `doomed` are removed once a later one is durable, and no others.
 - Runs that the program leaves open are closed at its exit.
+- The failure of a save whose managers were dropped meanwhile is logged, and no other raises it.
 """
 
 from __future__ import annotations
 
 import atexit
+import functools
+import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+from weakref import WeakSet
 
 import jax
 
@@ -28,6 +32,9 @@ from holdfast.errors import (
 from holdfast.interop.orbax.records import RECORD
 from holdfast.policy.contexts import CheckpointInfo, PreservationContext
 from holdfast.policy.save_decision_policy import SpecificStepsPolicy
+
+T = TypeVar("T")
+log = logging.getLogger(__name__)
 
 NEVER = 10**15
 """A step that no training reaches: saves are requested one by one."""
@@ -56,8 +63,10 @@ class SharedRun:
 
     def __init__(self, directory: Path, options: Mapping[str, Any]) -> None:
         self.doomed: set[int] = set()
-        self.users: set[object] = set()
+        self.users: WeakSet[Any] = WeakSet()
         self.pending: set[int] = set()
+        self._abandoned: set[int] = set()
+        """The steps that were saved by managers that were dropped before they ended."""
         self._failure: SaveFailedError | None = None
         self._directory = directory
         policies: dict[str, Any] = {
@@ -104,15 +113,38 @@ class SharedRun:
                 self.manager.resume({RECORD: ""}, step=newest, only=RECORD)
                 self._offered = self._newest
         if step > self._offered or overwrites:
-            taken = self.manager.save(step, state, metrics=metrics, force=is_due)
+            save = functools.partial(self.manager.save, force=is_due)
+            taken = self._reported(lambda: save(step, state, metrics=metrics))
             self._offered = step
         else:
-            taken = self.manager.finish(step, state, metrics=metrics)
+            finish = self.manager.finish
+            taken = self._reported(lambda: finish(step, state, metrics=metrics))
         if taken:
             self._newest = step
             self.doomed.discard(step)
             self.pending.add(step)
         return taken
+
+    def _reported(self, call: Callable[[], T]) -> T:
+        """Return what a call returns that may raise the failure of an earlier save.
+
+        One of abandoned steps alone is logged, and the call, which has done nothing, made again.
+        """
+        while True:
+            try:
+                return call()
+            except SaveFailedError as error:
+                if not error.steps or not self._abandoned.issuperset(error.steps):
+                    raise
+                self._abandoned.difference_update(error.steps)
+                log.warning("a save failed whose manager was dropped before it ended: %s", error)
+
+    def add(self, user: object) -> None:
+        """Note that `user` needs the run."""
+        if not self.users:
+            self._abandoned |= self.pending
+            self._failure = None
+        self.users.add(user)
 
     def raise_failure(self) -> None:
         """Raise the failure of an earlier save that no call has raised."""
@@ -125,7 +157,7 @@ class SharedRun:
         if not self.pending:
             return False
         try:
-            self.manager.wait_until_finished(timeout_secs=0)
+            self._reported(lambda: self.manager.wait_until_finished(timeout_secs=0))
         except WaitTimeoutError:
             return True
         except SaveFailedError as error:
@@ -141,7 +173,7 @@ class SharedRun:
             WaitTimeoutError: The timeout has passed.
         """
         try:
-            self.manager.wait_until_finished(timeout_secs)
+            self._reported(lambda: self.manager.wait_until_finished(timeout_secs))
         except SaveFailedError:
             self.pending.clear()
             raise
@@ -151,7 +183,7 @@ class SharedRun:
     def settle_saves(self) -> None:
         """Wait until all saves have ended; the next call that reports failures raises theirs."""
         try:
-            self.manager.wait_until_finished()
+            self._reported(self.manager.wait_until_finished)
         except SaveFailedError as error:
             self._failure = error
         self.pending.clear()
@@ -184,7 +216,7 @@ def acquire(directory: Path, user: object, options: Callable[[], Mapping[str, An
     if key not in _open:
         _open[key] = SharedRun(directory, options())
     shared = _open[key]
-    shared.users.add(user)
+    shared.add(user)
     return shared
 
 

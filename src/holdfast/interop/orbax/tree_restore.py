@@ -214,6 +214,8 @@ def _of_leaf(leaf: Any, path: TreePath, given: StandardRestore) -> Wanted | None
         return None
     if isinstance(leaf, LeafMetadata):
         return AS_SAVED
+    if isinstance(leaf, RestoreArgs):
+        return _of_restore_args(leaf, path)
     if isinstance(leaf, jax.Array | jax.ShapeDtypeStruct):
         sharding = leaf.sharding
         kind = None if sharding is None else "jax"

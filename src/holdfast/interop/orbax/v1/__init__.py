@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 from holdfast.interop.orbax import missing_names
 from holdfast.interop.orbax.leaf_args import PLACEHOLDER as PLACEHOLDER
+from holdfast.interop.orbax.v1 import aliases
 from holdfast.interop.orbax.v1 import arrays as arrays
 from holdfast.interop.orbax.v1 import errors as errors
 from holdfast.interop.orbax.v1 import handlers as handlers
@@ -38,9 +39,11 @@ from holdfast.interop.orbax.v1.one_path import (
 from holdfast.interop.orbax.v1.responses import AsyncResponse as AsyncResponse
 from holdfast.interop.orbax.v1.trees import CheckpointMetadata as CheckpointMetadata
 
-load_pytree, load_pytree_async = load, load_async
-save_pytree, save_pytree_async = save, save_async
-pytree_metadata = metadata
+load_pytree = aliases.of_function("load_pytree", load)
+load_pytree_async = aliases.of_function("load_pytree_async", load_async)
+save_pytree = aliases.of_function("save_pytree", save)
+save_pytree_async = aliases.of_function("save_pytree_async", save_async)
+pytree_metadata = aliases.of_function("pytree_metadata", metadata)
 PyTreeMetadata = tree.PyTreeOf
 
 if not TYPE_CHECKING:

@@ -20,16 +20,18 @@ from holdfast.interop.orbax.checkpoint_managers import (
 from holdfast.interop.orbax.errors import (
     ArgumentTypeError,
     CheckpointNotFoundError,
+    ItemNotFoundError,
     StepAlreadyExistsError,
     TrainingStepExistsError,
 )
 from holdfast.interop.orbax.options import AsyncOptions, CheckpointManagerOptions
 from holdfast.interop.orbax.step import build_step_path, standard_name_format
-from holdfast.interop.orbax.v1 import trees
+from holdfast.interop.orbax.v1 import aliases, item_args, trees
 from holdfast.interop.orbax.v1.context import Context, current
+from holdfast.interop.orbax.v1.handlers import BackgroundSaveError
+from holdfast.interop.orbax.v1.item_args import STATE
 from holdfast.interop.orbax.v1.options import check
 from holdfast.interop.orbax.v1.responses import AsyncResponse, Completions, completed
-from holdfast.interop.orbax.v1.trees import STATE
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -96,12 +98,15 @@ class Checkpointer:
             step_name_format=step_name_format,
             cleanup_tmp_directories=cleanup_tmp_directories,
             lightweight_initialize=lightweight_initialize,
+            todelete_full_path=self._context.deletion.gcs_deletion_options.todelete_full_path,
             async_options=AsyncOptions(timeout_secs=self._context.asynchronous.timeout_secs),
         )
         self._manager = self._make_manager(
             directory, options=options, metadata=custom_metadata, logger=logger
         )
         self._completions = Completions(self._manager.run_directory)
+        self._failure: Exception | None = None
+        """What the background part of a handler raised, until a call raises it."""
 
     def _make_manager(self, directory: Any, **arguments: Any) -> CheckpointManager:
         """Return the manager; for checkpointers with tiers of their own."""
@@ -232,9 +237,12 @@ class Checkpointer:
         Raises:
             TrainingStepExistsError: A `FileExistsError`: the step is saved already.
             StepOrderError: A step that is not the newest is to be overwritten.
+            Exception: What the background part of a handler raised in an earlier save, if no call
+                has raised it.
         """
+        self._raise_failure()
         context = current(self._context)
-        arguments = trees.save_args(checkpointables, context)
+        arguments = item_args.save_args(checkpointables, context)
         if step in self._manager.all_steps() and not overwrite:
             raise TrainingStepExistsError(
                 f"save step {step}: it is already saved in {self.directory}; pass "
@@ -247,6 +255,9 @@ class Checkpointer:
             )
         except StepAlreadyExistsError as error:
             raise TrainingStepExistsError(str(error)) from error
+        except BackgroundSaveError as error:
+            self._failure = error.failure
+            return AsyncResponse(self._wait, lambda callback: None)
         if not is_saved:
             return None
         record = self._manager.step_record(step).encoded()
@@ -262,7 +273,13 @@ class Checkpointer:
     def _wait(self, timeout: float | None) -> bool:
         self._manager.wait_until_finished(timeout_secs=timeout)
         self._completions.call_due()
+        self._raise_failure()
         return True
+
+    def _raise_failure(self) -> None:
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
 
     # Loading.
 
@@ -299,8 +316,8 @@ class Checkpointer:
         """
         context = current(self._context)
         number = self._step(step)
-        targets = trees.targets_of(abstract_checkpointables)
-        arguments = trees.restore_args(self._manager.step_record(number), targets, context)
+        targets = item_args.targets_of(abstract_checkpointables)
+        arguments = item_args.restore_args(self._manager.step_record(number), targets, context)
         return self._manager.restore_items(number, arguments)
 
     def load_async(self, *args: Any, **options: Any) -> AsyncResponse:
@@ -332,7 +349,7 @@ class Checkpointer:
         return CheckpointMetadata(
             step=number,
             path=build_step_path(self.directory, self._names, number),
-            metadata=trees.abstract_items(
+            metadata=item_args.abstract_items(
                 record,
                 lambda name: self._manager.item_files(number, name),
                 current(self._context),
@@ -361,28 +378,33 @@ class Checkpointer:
         checkpointable_name: str | None = None,
         missing_ok: bool = False,
     ) -> bool:
-        """Remove a checkpoint; return whether it was there.
+        """Remove a checkpoint, or one checkpointable of it; return whether it was there.
 
         Args:
             step: The step, or one of `checkpoints`.
-            checkpointable_name: Refused, since a checkpoint does not change.
-            missing_ok: Whether a step that is not there is no error.
+            checkpointable_name: What is removed; None: all. The checkpoint is saved again without
+                it, and replaced once that is durable. It must be the newest.
+            missing_ok: Whether it is no error if there is nothing to remove.
 
         Raises:
-            CheckpointNotFoundError: It is not there, and `missing_ok` is not set.
-            ArgumentTypeError: A `TypeError`: the step is no int.
+            CheckpointNotFoundError, ItemNotFoundError: A `FileNotFoundError`: it is not there, and
+                `missing_ok` is not set.
+            InvalidArgumentError: A `ValueError`: it is the only checkpointable.
+            StepOrderError: A `ValueError`: the step is not the newest one.
+            ArgumentTypeError: A `TypeError`: the step is no int, or the name no string.
         """
         number = step.step if isinstance(step, CheckpointMetadata) else step
         if not isinstance(number, int) or isinstance(number, bool):
             raise ArgumentTypeError(f"delete: expected a step, found {step!r}")
-        if number < 0 or checkpointable_name is not None:
-            raise InvalidArgumentError(
-                f"delete step {number}: expected a step from 0 and no checkpointable_name, found "
-                f"{checkpointable_name!r}: a checkpoint does not change; delete all of it"
-            )
+        if number < 0:
+            raise InvalidArgumentError(f"delete step {number}: expected a step from 0")
+        item_args.check_deleted_name(checkpointable_name)
         try:
-            self._manager.delete(self._step(step))
-        except CheckpointNotFoundError:
+            if checkpointable_name is None:
+                self._manager.delete(self._step(step))
+            else:
+                self._manager.delete_item(self._step(step), checkpointable_name)
+        except (CheckpointNotFoundError, ItemNotFoundError):
             if missing_ok:
                 return False
             raise
@@ -393,14 +415,8 @@ class Checkpointer:
         return completed(self.delete(step, **options))
 
     def cancel(self, step: int | CheckpointMetadata | None = None) -> None:
-        """Refuse: a save that was accepted becomes durable.
-
-        Raises:
-            InvalidArgumentError: Always.
-        """
-        raise InvalidArgumentError(
-            f"cancel step {step}: a save that was accepted becomes durable; delete the step then"
-        )
+        """Wait for the saves in progress, and remove their checkpoints, or that of `step`."""
+        self._manager.cancel(step.step if isinstance(step, CheckpointMetadata) else step)
 
     def is_saving_in_progress(self) -> bool:
         """Return whether a save is not durable yet."""
@@ -416,7 +432,10 @@ class Checkpointer:
             self._manager.close()
         finally:
             self._completions.end()
+        self._raise_failure()
 
-    save_pytree, save_pytree_async = save, save_async
-    load_pytree, load_pytree_async = load, load_async
-    pytree_metadata = metadata
+    save_pytree = aliases.of_method("save_pytree", "save")
+    save_pytree_async = aliases.of_method("save_pytree_async", "save_async")
+    load_pytree = aliases.of_method("load_pytree", "load")
+    load_pytree_async = aliases.of_method("load_pytree_async", "load_async")
+    pytree_metadata = aliases.of_method("pytree_metadata", "metadata")

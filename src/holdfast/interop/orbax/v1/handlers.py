@@ -15,13 +15,12 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import jax
-import numpy as np
 
-from holdfast.errors import InvalidArgumentError
+from holdfast.errors import HoldfastError, InvalidArgumentError
 from holdfast.interop.orbax import args as ocp_args
 from holdfast.interop.orbax import missing_names, outlines
-from holdfast.interop.orbax.metadata import LeafMetadata
 from holdfast.interop.orbax.v1 import registry as registries
+from holdfast.interop.orbax.v1 import tree_folders, trees
 from holdfast.interop.orbax.v1.path import CreatedPath
 from holdfast.interop.orbax.v1.registry import AbstractCheckpointable as AbstractCheckpointable
 from holdfast.interop.orbax.v1.registry import Checkpointable as Checkpointable
@@ -41,7 +40,11 @@ _OF_V0 = ("orbax.checkpoint._src.handlers", "orbax.checkpoint.v0._src.handlers")
 
 
 class PyTreeHandler:
-    """Marks what is saved as a tree of arrays and values. Programs name it; they do not call it."""
+    """Saves a tree of arrays and values.
+
+    As the handler of a checkpointable it marks what is saved as arrays, without a folder. Called by
+    a handler of a program, it writes the tree into that one's folder.
+    """
 
     def __init__(self, **options: Any) -> None:
         for name, value in options.items():
@@ -52,50 +55,30 @@ class PyTreeHandler:
                 )
 
     async def save(self, directory: Any, checkpointable: Any) -> Any:
-        """Refuse: a tree is no folder of files.
+        """Return what writes a tree to `directory`, for a handler of a program that has one.
 
         Raises:
-            InvalidArgumentError: Always.
+            InvalidArgumentError: A leaf cannot be saved.
         """
-        raise self._refusal("save", directory, checkpointable)
+        return tree_folders.writing(directory, checkpointable)
 
     async def load(self, directory: Any, abstract_checkpointable: Any = None) -> Any:
-        """Refuse, as `save`."""
-        raise self._refusal("load", directory, abstract_checkpointable)
+        """Return what reads the tree from `directory`."""
+        return tree_folders.reading(directory, abstract_checkpointable)
 
     async def metadata(self, directory: Any) -> Any:
-        """Refuse, as `save`."""
-        raise self._refusal("metadata", directory)
+        """Return the abstract form of the tree in `directory`."""
+        return tree_folders.described(directory)
 
     def is_handleable(self, checkpointable: Any) -> bool:
         """Return whether all leaves can be saved."""
         leaves = jax.tree_util.tree_leaves(checkpointable, is_leaf=outlines.is_end)
-        return checkpointable is not None and all(map(is_leaf, leaves))
+        return checkpointable is not None and all(map(trees.is_leaf, leaves))
 
     def is_abstract_handleable(self, abstract_checkpointable: Any) -> bool:
         """Return whether all leaves are abstract leaves, or such as can be saved."""
         leaves = jax.tree_util.tree_leaves(abstract_checkpointable, is_leaf=outlines.is_end)
-        return all(map(is_abstract_leaf, leaves))
-
-    def _refusal(self, call: str, *_: Any) -> InvalidArgumentError:
-        return InvalidArgumentError(
-            f"PyTreeHandler.{call}: Holdfast saves trees itself; give the tree a name of its own "
-            "in save_checkpointables"
-        )
-
-
-def is_leaf(leaf: Any) -> bool:
-    """Return whether a value can be a leaf of a saved tree."""
-    kinds = (jax.Array, np.ndarray, np.number, np.bool_, int, float, bool, str, bytes)
-    return isinstance(leaf, kinds) or outlines.is_end(leaf)
-
-
-def is_abstract_leaf(leaf: Any) -> bool:
-    """Return whether a value can be a leaf of a tree to load."""
-    if isinstance(leaf, type):
-        return leaf in (int, float, bool, str, bytes, np.ndarray, jax.Array)
-    has_form = hasattr(leaf, "shape") and hasattr(leaf, "dtype")
-    return has_form or is_leaf(leaf) or isinstance(leaf, LeafMetadata)
+        return all(map(trees.is_abstract_leaf, leaves))
 
 
 class JsonHandler:
@@ -257,14 +240,33 @@ def run(make: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
         return pool.submit(context.run, asyncio.run, make()).result()
 
 
+class BackgroundSaveError(HoldfastError):
+    """A handler failed after its `save` had returned; `failure` is what it raised.
+
+    Never seen by a program: the call, or the result of an asynchronous one, raises `failure`.
+    """
+
+    def __init__(self, failure: Exception) -> None:
+        super().__init__(f"save: the handler failed: {failure}")
+        self.failure = failure
+
+
 class FolderHandler:
     """Calls the handler of a checkpointable, as a handler of the first interface."""
 
     def save(self, directory: Any, args: HandlerSave) -> None:
-        """Write the checkpointable, and wait until it is written."""
+        """Write the checkpointable, and wait until it is written.
+
+        Raises:
+            BackgroundSaveError: What the handler would have done in the background failed.
+        """
 
         async def save() -> None:
-            await (await args.handler.save(CreatedPath(directory), args.item))
+            writing = await args.handler.save(CreatedPath(directory), args.item)
+            try:
+                await writing
+            except Exception as error:
+                raise BackgroundSaveError(error) from error
 
         run(save)
 

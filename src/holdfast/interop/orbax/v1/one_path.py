@@ -7,6 +7,7 @@ context's layout says so, safetensors files.
 from __future__ import annotations
 
 import dataclasses
+import logging
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,23 +15,32 @@ from typing import Any
 
 import jax
 
+import holdfast
 from holdfast.errors import InvalidArgumentError
 from holdfast.interop.orbax import handlers as ocp_handlers
 from holdfast.interop.orbax import metadata as metadata_of
 from holdfast.interop.orbax.checkpoint_manager import CheckpointManager
 from holdfast.interop.orbax.checkpointers import Checkpointer, Located, located
-from holdfast.interop.orbax.errors import ArgumentTypeError, CheckpointNotFoundError
+from holdfast.interop.orbax.errors import (
+    ArgumentTypeError,
+    CheckpointNotFoundError,
+    ItemNotFoundError,
+)
 from holdfast.interop.orbax.old_steps import delete_folder
 from holdfast.interop.orbax.orbax_directory import is_checkpoint
 from holdfast.interop.orbax.paths import path_of
-from holdfast.interop.orbax.v1 import safetensors_files, trees
+from holdfast.interop.orbax.v1 import item_args, safetensors_files, trees
 from holdfast.interop.orbax.v1.context import Context, current
 from holdfast.interop.orbax.v1.errors import InvalidLayoutError, UnsupportedLayoutError
+from holdfast.interop.orbax.v1.handlers import BackgroundSaveError
+from holdfast.interop.orbax.v1.item_args import AUTO, STATE
 from holdfast.interop.orbax.v1.options import CheckpointLayout
-from holdfast.interop.orbax.v1.responses import AsyncResponse, completed
-from holdfast.interop.orbax.v1.trees import AUTO, STATE, CheckpointMetadata
+from holdfast.interop.orbax.v1.responses import AsyncResponse, completed, failed
+from holdfast.interop.orbax.v1.trees import CheckpointMetadata
 
 PathLike = str | os.PathLike[str]
+
+log = logging.getLogger(__name__)
 
 
 def save(
@@ -65,12 +75,21 @@ def save_checkpointables(
         InvalidArgumentError: A `ValueError`: the path exists, or one cannot be saved.
         NoEntryError: A `KeyError`: no handler takes one.
     """
+    try:
+        _save(path, checkpointables, overwrite, custom_metadata)
+    except BackgroundSaveError as error:
+        raise error.failure from None
+
+
+def _save(
+    path: PathLike, checkpointables: Mapping[str, Any], overwrite: bool, custom_metadata: Any
+) -> None:
     context = current()
     if context.checkpoint_layout is CheckpointLayout.SAFETENSORS:
         raise UnsupportedLayoutError(
             "save: safetensors files are only loaded; write them with holdfast export --hf"
         )
-    arguments = trees.save_args(checkpointables, context)
+    arguments = item_args.save_args(checkpointables, context)
     with Checkpointer(ocp_handlers.CompositeCheckpointHandler()) as checkpointer:
         checkpointer.save(path, args=arguments, force=overwrite, custom_metadata=custom_metadata)
     callback = context.asynchronous.post_finalization_callback
@@ -78,17 +97,30 @@ def save_checkpointables(
         callback()
 
 
-def save_async(path: PathLike, state: Any, **options: Any) -> AsyncResponse:
+def save_async(
+    path: PathLike, state: Any, *, checkpointable_name: str = STATE, **options: Any
+) -> AsyncResponse:
     """Save as `save` does, which has ended when this returns."""
-    save(path, state, **options)
-    return completed(None)
+    trees.check_state(state)
+    return save_checkpointables_async(path, {checkpointable_name: state}, **options)
 
 
 def save_checkpointables_async(
-    path: PathLike, checkpointables: Mapping[str, Any], **options: Any
+    path: PathLike,
+    checkpointables: Mapping[str, Any],
+    *,
+    overwrite: bool = False,
+    custom_metadata: Any = None,
 ) -> AsyncResponse:
-    """Save as `save_checkpointables` does, which has ended when this returns."""
-    save_checkpointables(path, checkpointables, **options)
+    """Save as `save_checkpointables` does, which has ended when this returns.
+
+    What a handler raises in its background part is raised by the response's `result`.
+    """
+    try:
+        _save(path, checkpointables, overwrite, custom_metadata)
+    except BackgroundSaveError as error:
+        log.error("save to %s: %s", path, error)
+        return failed(error.failure)
     return completed(None)
 
 
@@ -108,7 +140,7 @@ def load(
         StructureMismatchError: A `ValueError`: it is not as wanted.
         ArgumentTypeError: A `TypeError`: a leaf of `abstract_state` cannot be loaded.
     """
-    trees.check_loaded_name(checkpointable_name)
+    item_args.check_loaded_name(checkpointable_name)
     trees.check_abstract(abstract_state)
     context = current()
     files = _safetensors(path, context)
@@ -116,8 +148,8 @@ def load(
         return files.load(abstract_state)
     place = _located(path)
     record = place.reader.step_record(place.step)
-    name = place.item or trees.tree_name(record, checkpointable_name, path)
-    targets = trees.restore_args(record, {name: abstract_state}, context)
+    name = place.item or item_args.tree_name(record, checkpointable_name, path)
+    targets = item_args.restore_args(record, {name: abstract_state}, context)
     return place.reader.restore(place.step, targets)[name]
 
 
@@ -130,13 +162,13 @@ def load_checkpointables(path: PathLike, abstract_checkpointables: Any = None) -
         StructureMismatchError: As `load`.
     """
     context = current()
-    targets = trees.targets_of(abstract_checkpointables)
+    targets = item_args.targets_of(abstract_checkpointables)
     files = _safetensors(path, context)
     if files is not None:
         return {STATE: files.load((targets or {}).get(STATE))}
     place = _located(path)
     record = place.reader.step_record(place.step)
-    return place.reader.restore(place.step, trees.restore_args(record, targets, context))
+    return place.reader.restore(place.step, item_args.restore_args(record, targets, context))
 
 
 def load_async(path: PathLike, abstract_state: Any = None, **options: Any) -> AsyncResponse:
@@ -157,7 +189,7 @@ def metadata(path: PathLike, checkpointable_name: str | None = AUTO) -> Checkpoi
     Raises:
         InvalidLayoutError: A `ValueError`: there is no checkpoint, or no tree of this name.
     """
-    trees.check_loaded_name(checkpointable_name)
+    item_args.check_loaded_name(checkpointable_name)
     files = _safetensors(path, current())
     if files is not None:
         tree, custom_metadata = files.metadata()
@@ -165,7 +197,7 @@ def metadata(path: PathLike, checkpointable_name: str | None = AUTO) -> Checkpoi
     overview = checkpointables_metadata(path)
     place = _located(path)
     record = place.reader.step_record(place.step)
-    name = place.item or trees.tree_name(record, checkpointable_name, path)
+    name = place.item or item_args.tree_name(record, checkpointable_name, path)
     return dataclasses.replace(overview, metadata=overview.metadata[name])
 
 
@@ -185,7 +217,7 @@ def checkpointables_metadata(path: PathLike) -> CheckpointMetadata:
     place = _located(path)
     record = place.reader.step_record(place.step)
     described = metadata_of.of_step(record, None)
-    items = trees.abstract_items(
+    items = item_args.abstract_items(
         record, lambda name: place.reader.item_files(place.step, name), context
     )
     return CheckpointMetadata(
@@ -209,24 +241,27 @@ def is_orbax_checkpoint(path: PathLike) -> bool:
 def delete(
     path: PathLike, *, checkpointable_name: str | None = None, missing_ok: bool = False
 ) -> bool:
-    """Remove the checkpoint at a path, also one that Orbax wrote.
+    """Remove the checkpoint at a path, or one checkpointable of it, also if Orbax wrote it.
 
     Args:
         path: The checkpoint, or a step in the directory of a manager.
-        checkpointable_name: Refused, since a checkpoint does not change.
-        missing_ok: Whether a path without anything is no error.
+        checkpointable_name: What is removed; None: all. A checkpoint of Holdfast is saved again
+            without it, and replaced once that is durable; a step must be the newest for that.
+        missing_ok: Whether it is no error if there is nothing to remove.
 
     Returns:
         Whether it was there.
 
     Raises:
-        CheckpointNotFoundError: A `FileNotFoundError`: there is nothing at the path.
+        CheckpointNotFoundError, ItemNotFoundError: A `FileNotFoundError`: it is not there.
         InvalidLayoutError: A `ValueError`: there is no checkpoint.
+        InvalidArgumentError: A `ValueError`: it is the only checkpointable.
+        StepOrderError: A `ValueError`: the step is not the newest one.
     """
     if not isinstance(missing_ok, bool):
         raise ArgumentTypeError(f"delete {path}: expected a bool missing_ok, found {missing_ok!r}")
-    context = current()
-    if context.deletion.gcs_deletion_options.todelete_full_path is not None:
+    item_args.check_deleted_name(checkpointable_name)
+    if current().deletion.gcs_deletion_options.todelete_full_path is not None:
         raise InvalidArgumentError(
             f"delete {path}: todelete_full_path is for buckets; leave it out"
         )
@@ -239,27 +274,36 @@ def delete(
         if missing_ok:
             return False
         raise CheckpointNotFoundError(f"delete {path}: there is no checkpoint") from None
-    if checkpointable_name is not None:
-        raise InvalidArgumentError(
-            f"delete {path}: a checkpointable ({checkpointable_name!r}) cannot be removed from a "
-            "checkpoint, which is immutable; save what is to stay to a new path"
-        )
     if place.item is not None:
         raise InvalidLayoutError(
-            f"delete {path}: it is one checkpointable; give the path of the checkpoint"
+            f"delete {path}: it is one checkpointable; give the path of the checkpoint, and "
+            "checkpointable_name"
         )
-    _remove(folder, place)
+    try:
+        _remove(folder, place, checkpointable_name)
+    except ItemNotFoundError:
+        if missing_ok:
+            return False
+        raise
     return True
 
 
-def _remove(folder: Path, place: Located) -> None:
-    is_alone = place.reader.directory == folder or is_checkpoint(folder)
-    if is_alone:
+def _remove(folder: Path, place: Located, name: str | None) -> None:
+    is_own = place.reader.directory == folder
+    if is_own and name is not None:
+        state, _ = place.reader.state_without(place.step, name)
+        holdfast.save(folder, state, overwrite=True)
+    elif is_checkpoint(folder) and name is not None:
+        place.reader.delete_old_item(place.step, name)
+    elif is_own or is_checkpoint(folder):
         if jax.process_index() == 0:
             delete_folder(folder)
-        return
-    with CheckpointManager(folder.parent) as manager:
-        manager.delete(place.step)
+    else:
+        with CheckpointManager(folder.parent) as manager:
+            if name is None:
+                manager.delete(place.step)
+            else:
+                manager.delete_item(place.step, name)
 
 
 def delete_async(path: PathLike, **options: Any) -> AsyncResponse:

@@ -62,6 +62,15 @@ def completed(found: Any) -> AsyncResponse:
     return AsyncResponse(lambda timeout: found)
 
 
+def failed(error: Exception) -> AsyncResponse:
+    """Return the response of a call that has failed, whose `result` raises `error`."""
+
+    def wait(timeout: float | None) -> Any:
+        raise error
+
+    return AsyncResponse(wait, lambda callback: None)
+
+
 @dataclass(frozen=True, slots=True)
 class _Due:
     """What is called once the checkpoint of `step` with this record is durable."""

@@ -1,0 +1,66 @@
+"""Two processes of one job, of which the second makes mistakes: `DIRECTORY ADDRESS RANK`.
+
+They use managers one after another: of each, an error of the second process ends the call of the
+first one, and the next manager is not held up. Prints `ENDED` and what was seen.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+import holdfast.interop.orbax as ocp
+
+
+def array(value: float) -> jax.Array:
+    mesh = jax.make_mesh((4,), ("x",))
+    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("x"))
+    whole = np.full((8,), value, np.float32)
+    return jax.make_array_from_callback((8,), sharding, lambda index: whole[index])
+
+
+def attempt(call: Any) -> list[str]:
+    try:
+        return ["ok", str(call())]
+    except Exception as error:
+        return [type(error).__name__, str(error)]
+
+
+def main() -> None:
+    folder, address, rank = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+    jax.distributed.initialize(address, 2, rank)
+    state = {"w": array(1), "n": 1}
+    save, restore = ocp.args.StandardSave, ocp.args.StandardRestore
+    seen: dict[str, Any] = {}
+    with ocp.CheckpointManager(folder / "restored") as manager:
+        manager.save(1, args=save(state))
+        manager.wait_until_finished()
+        wrong = restore({**state, "more": 1}) if rank else restore(state)
+        seen["structure"] = attempt(lambda: manager.restore(1, args=wrong))
+        wrong = ocp.args.JsonRestore() if rank else restore(state)
+        seen["arguments"] = attempt(lambda: manager.restore(1, args=wrong))
+        restored = manager.restore(1, args=restore(state))
+        seen["restored"] = [float(part.data[0]) for part in restored["w"].addressable_shards]
+    manager = ocp.CheckpointManager(folder / "dropped")
+    manager.save(1, args=save(state))
+    seen["save"] = attempt(lambda: manager.save(2, args=save({"w": object()} if rank else state)))
+    del manager
+    gc.collect()
+    for name, steps in (("another", (1,)), ("dropped", (3, 4))):
+        with ocp.CheckpointManager(folder / name) as manager:
+            taken = [manager.save(step, args=save(state)) for step in steps]
+            manager.wait_until_finished()
+            seen[name] = [taken, list(manager.all_steps(read=True))]
+    print("ENDED", json.dumps(seen), flush=True)
+    # JAX's own end waits for the other process.
+    os._exit(0)
+
+
+main()
