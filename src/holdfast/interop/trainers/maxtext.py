@@ -232,8 +232,7 @@ class MaxTextManager(orbax_manager.CheckpointManager):
 class MaxTextCheckpointer(v1_checkpointer.Checkpointer):
     """The `training.Checkpointer` that MaxText's trainer calls since its second generation.
 
-    MaxText checks the class, and its type is no base class for others. So `isinstance` finds the
-    class of Orbax too, as of a proxy.
+    MaxText checks the class. Orbax's is final, and abstract, so this one is registered with it.
 
     Args:
         directory: MaxText's checkpoint directory; the run is in its folder `holdfast`.
@@ -250,14 +249,10 @@ class MaxTextCheckpointer(v1_checkpointer.Checkpointer):
     ) -> None:
         self._ram = ram
         self._iterators = IteratorFolders(lambda step: self._manager.item_files(step, ITERATOR))
-        super().__init__(directory, context=context, **policies)
-
-    @property  # type: ignore[misc]
-    def __class__(self) -> type:
-        """Orbax's class, or if that cannot be imported its own."""
         orbax = sys.modules.get("orbax.checkpoint.experimental.v1")
-        own: type = type(self)
-        return own if orbax is None else orbax.training.Checkpointer
+        if orbax is not None:
+            orbax.training.Checkpointer.register(type(self))
+        super().__init__(directory, context=context, **policies)
 
     def _make_manager(self, directory: Any, **arguments: Any) -> orbax_manager.CheckpointManager:
         del arguments["metadata"], arguments["logger"]
