@@ -1,8 +1,10 @@
 """AXLearn: `checkpointer = Checkpointer.default_config()` in a trainer's config.
 
-The checkpointer's `dir` is the run. Its states are AXLearn's own: nested dicts, `VDict`s and
-optimizer states of tensors, and the input's iterator. They are saved in one commit, and restored
-by `TensorSpec`s on the mesh in whose context `restore` is called.
+The checkpointer's `dir` is the run. If AXLearn's own checkpointer has saved there, the training
+continues from that, and the run is in the folder `holdfast`; `export` writes a checkpoint for it.
+States are AXLearn's own: nested dicts, `VDict`s and optimizer states of tensors, and the input's
+iterator. They are saved in one commit, and restored by `TensorSpec`s on the mesh in whose context
+`restore` is called.
 
 Invariants:
 - `restore` opens no run for writing in a job of one process, so an evaluation may call it beside
@@ -15,7 +17,7 @@ from __future__ import annotations
 import logging
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -28,7 +30,7 @@ from holdfast.errors import (
     InvalidArgumentError,
     NotARunError,
     StepNotFoundError,
-    UnsupportedLeafError,
+    StructureMismatchError,
 )
 from holdfast.policy.codec import BuiltIn
 from holdfast.policy.preservation_policy import AnyPreservationPolicy, EveryNSteps, LatestN
@@ -41,6 +43,8 @@ try:
     from axlearn.common.elastic_input import ElasticDatasetIterator
     from axlearn.common.metrics import WeightedSummary
     from axlearn.common.utils import TensorSpec
+
+    from holdfast.interop.trainers import axlearn_files
 except ImportError as error:
     raise ImportError(
         "holdfast.interop.trainers.axlearn: expected AXLearn with the interface of its commit "
@@ -50,9 +54,9 @@ except ImportError as error:
 
 PREEMPTED_STATUS = 143
 """The exit status of a process that SIGTERM ends."""
+FOLDER = "holdfast"
+"""The folder of the run in a directory of AXLearn's own checkpointer."""
 _NEVER = 10**15
-STEP_PREFIX, INDEX = "step", "index"
-"""The names of the folders of AXLearn's own checkpointer, and of the file that commits one."""
 
 log = logging.getLogger(__name__)
 
@@ -93,23 +97,38 @@ class Checkpointer(BaseCheckpointer):  # type: ignore[misc]
     @classmethod
     def checkpoint_paths(cls, base_dir: str) -> list[str]:
         """Return the folders of the checkpoints that are durable, ascending."""
+        folders = axlearn_files.committed(base_dir)
+        directory = _run_directory(base_dir)
         try:
-            with holdfast.open_run(base_dir) as run:
-                folders = [run.metadata(step).folder for step in run.all_steps()]
+            with holdfast.open_run(directory) as run:
+                for step in run.all_steps():
+                    folder = os.path.join(directory, run.metadata(step).folder)
+                    # In the memory of this host it has none yet; in a bucket it has none at all.
+                    if "://" in folder or os.path.isdir(folder):
+                        folders[step] = folder
         except NotARunError:
-            return []
-        paths = [os.path.join(base_dir, folder) for folder in folders]
-        # A checkpoint in the memory of this host has no folder yet; a bucket has none at all.
-        return [path for path in paths if "://" in path or os.path.isdir(path)]
+            pass
+        return [folders[step] for step in sorted(folders)]
+
+    @classmethod
+    def latest_checkpoint_path(cls, base_dir: str) -> str:
+        """Return the folder of the newest checkpoint that is durable.
+
+        Raises:
+            IndexError: There is none.
+        """
+        return cls.checkpoint_paths(base_dir)[-1]
 
     @classmethod
     def checkpoint_steps(cls, base_dir: str) -> list[int]:
         """Return the steps that can be restored, ascending."""
+        steps = set(axlearn_files.committed(base_dir))
         try:
-            with holdfast.open_run(base_dir) as run:
-                return run.all_steps()
+            with holdfast.open_run(_run_directory(base_dir)) as run:
+                steps.update(run.all_steps())
         except NotARunError:
-            return []
+            pass
+        return sorted(steps)
 
     def __init__(self, cfg: Config, *, parent: Any) -> None:
         super().__init__(cfg, parent=parent)
@@ -122,6 +141,7 @@ class Checkpointer(BaseCheckpointer):  # type: ignore[misc]
         }
         # None: Holdfast's policy decides.
         self._save_policy = self.config.save_policy.instantiate() if decides is None else None
+        self._directory = _run_directory(self.config.dir)
         self._manager: holdfast.CheckpointManager | None = None
         self._restored: int | None = None
         self._last: tuple[int, Any, dict[str, float] | None] | None = None
@@ -165,44 +185,51 @@ class Checkpointer(BaseCheckpointer):  # type: ignore[misc]
             MissingStepError: A `ValueError`: there is no checkpoint of `step`.
             InvalidArgumentError: There is no mesh.
         """
-        like = jax.tree_util.tree_map(_like, _with_readable_iterators(state))
+        own = axlearn_files.committed(self.config.dir)
         try:
-            restored_step, restored = self._read(step, like)
+            source = self._source()
+            steps = source.all_steps()
         except NotARunError as error:
             others = _files_in(self.config.dir)
             if others:
                 raise NotARunError(
-                    f"restore: expected a run in {self.config.dir}, found other files, such as "
-                    f"{others[0]}; checkpoints of AXLearn's own checkpointer are not read: choose "
-                    "another dir"
+                    f"restore: expected a run in {self.config.dir}, or checkpoints of AXLearn's "
+                    f"own checkpointer, found other files, such as {others[0]}; choose another dir"
                 ) from error
-            restored_step, restored = None, None
-        except StepNotFoundError as error:
-            raise MissingStepError(str(error)) from error
-        if restored_step is None:
-            if step is not None:
-                raise MissingStepError(
-                    f"restore step {step}: {self.config.dir} has no checkpoint of it"
-                )
+            steps = []
+        chosen = max([*steps, *own], default=None) if step is None else step
+        if chosen is None:
             log.info("there is no checkpoint in %s", self.config.dir)
             return None, state
-        self._restored = restored_step
-        return restored_step, jax.tree_util.tree_map(_without_wrapper, restored)
+        if chosen in own and chosen not in steps:
+            self._restored = None
+            return chosen, axlearn_files.read(chosen, own[chosen], state)
+        if chosen not in steps:
+            raise MissingStepError(
+                f"restore step {step}: {self.config.dir} has no checkpoint of it"
+            )
+        like = jax.tree_util.tree_map(_like, _with_readable_iterators(state))
+        try:
+            # Without a step, an older one is restored if the newest is damaged.
+            restored = source.restore(step, like=like)
+        except StepNotFoundError as error:
+            raise MissingStepError(str(error)) from error
+        self._restored = source.last_restore.step
+        return self._restored, jax.tree_util.tree_map(_without_wrapper, restored)
 
-    def _read(self, step: int | None, like: Any) -> tuple[int | None, Any]:
+    def _source(self) -> Any:
+        """Return what reads the run.
+
+        Raises:
+            NotARunError: There is none.
+        """
         if jax.process_count() > 1 or self._manager is not None:
             # The processes agree on the checkpoint through their managers.
-            source: Any = self._manager or self._open()
-        else:
-            source = holdfast.open_run(self.config.dir)
-        newest = source.latest_step() if step is None else step
-        if newest is None:
-            return None, None
-        restored = source.restore(step, like=like)
-        return source.last_restore.step, restored
+            return self._manager or self._open()
+        return holdfast.open_run(self._directory)
 
     def _open(self) -> holdfast.CheckpointManager:
-        self._manager = holdfast.CheckpointManager(self.config.dir, **self._options)
+        self._manager = holdfast.CheckpointManager(self._directory, **self._options)
         return self._manager
 
     def _opened(self, state: Any) -> holdfast.CheckpointManager:
@@ -266,21 +293,113 @@ class TfIterator:
             tf.train.Checkpoint(self.iterator).read(str(Path(folder) / "iterator"))
 
 
+class ElasticIterator:
+    """AXLearn's `ElasticDatasetIterator` as an object with a state.
+
+    It has the position in the data of this process and, while slices are missing, in that of the
+    processes that are gone, which those that are left read in their place. Processes are numbered
+    from 0, and the missing ones are the last.
+    """
+
+    def __init__(self, iterator: Any) -> None:
+        self.iterator = iterator
+
+    def get_state(self) -> dict[str, Any]:
+        """Return the positions, and for which processes the second one is."""
+        elastic = self.iterator.elastic_iterator
+        return {
+            "primary": _readable(self.iterator.primary_iterator).get_state(),
+            "elastic": None if elastic is None else _readable(elastic).get_state(),
+            "elastic_process_ids": list(self.iterator.elastic_process_ids or []),
+        }
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Set the positions that this process has saved, with as many processes."""
+        _readable(self.iterator.primary_iterator).set_state(state["primary"])
+        if self.iterator.elastic_iterator is not None:
+            _readable(self.iterator.elastic_iterator).set_state(state["elastic"])
+
+    def set_states(self, states: Sequence[Mapping[str, Any]], *, rank: int, count: int) -> None:
+        """Set the positions from those of another number of processes.
+
+        Raises:
+            StructureMismatchError: None of them has the position in the data of a process.
+        """
+        primary = _readable(self.iterator.primary_iterator)
+        primary.set_state(_position(states, rank))
+        if self.iterator.elastic_iterator is not None:
+            elastic = _readable(self.iterator.elastic_iterator)
+            elastic.set_state(_position(states, self.iterator.elastic_process_ids[0]))
+
+
+def _position(states: Sequence[Mapping[str, Any]], process: int) -> Any:
+    """Return the position in the data of a process, which another one may have read for it."""
+    if process < len(states):
+        return states[process]["primary"]
+    for state in states:
+        if state["elastic"] is not None and process in state["elastic_process_ids"]:
+            return state["elastic"]
+    raise StructureMismatchError(
+        f"restore the input's iterator: expected the position of process {process}, found those of "
+        f"{len(states)} processes, none of which has read its data; set save_input_iterator=False"
+    )
+
+
 def _with_readable_iterators(state: Any) -> Any:
     return jax.tree_util.tree_map(_readable, state)
 
 
 def _readable(leaf: Any) -> Any:
     if isinstance(leaf, ElasticDatasetIterator):
-        raise UnsupportedLeafError(
-            "save: ElasticDatasetIterator is not supported; set save_input_iterator=False, or use "
-            "an input that is not elastic"
-        )
+        return ElasticIterator(leaf)
     return TfIterator(leaf) if isinstance(leaf, tf.data.Iterator) else leaf
 
 
 def _without_wrapper(leaf: Any) -> Any:
-    return leaf.iterator if isinstance(leaf, TfIterator) else leaf
+    return leaf.iterator if isinstance(leaf, TfIterator | ElasticIterator) else leaf
+
+
+def export(
+    directory: str, target: str | os.PathLike[str], *, state: Any, step: int | None = None
+) -> Path:
+    """Write a checkpoint as AXLearn's own checkpointer does, which continues from it.
+
+    Called in the context of a mesh, as `restore`, by all processes of a job.
+
+    Args:
+        directory: The `dir` of a checkpointer of this module.
+        target: The `dir` of one of AXLearn's.
+        state: `TensorSpec`s and iterators, as the trainer restores them.
+        step: The step; None: the newest one.
+
+    Returns:
+        The folder of the step.
+
+    Raises:
+        StepNotFoundError: There is no such checkpoint.
+        InvalidArgumentError: `target` has one of the step, or AXLearn cannot write the state.
+        HoldfastError: As `Checkpointer.restore`.
+    """
+    config = Checkpointer.default_config().set(name="export", dir=directory)
+    checkpointer = config.instantiate(parent=None)
+    try:
+        found, restored = checkpointer.restore(step=step, state=state)
+    finally:
+        checkpointer.stop(has_exception=True)
+    if found is None:
+        raise MissingStepError(f"export {directory}: there is no checkpoint")
+    return axlearn_files.write(found, target, restored)
+
+
+def _run_directory(directory: str) -> str:
+    """Return where the run of a checkpointer's `dir` is."""
+    if "://" in directory or not axlearn_files.step_folders(directory):
+        return directory
+    try:
+        holdfast.open_run(directory).close()
+    except NotARunError:
+        return os.path.join(directory, FOLDER)
+    return directory
 
 
 def _like(leaf: Any) -> Any:
@@ -301,18 +420,11 @@ def _like(leaf: Any) -> Any:
 
 
 def _files_in(directory: str) -> list[str]:
-    """Return the names in a directory; empty for one that is missing, and for a bucket.
-
-    A folder of a step without an index is left out: AXLearn's own checkpointer began it, and did
-    not commit it.
-    """
+    """Return the names in a directory but those of AXLearn's steps; none of one that is missing."""
     if "://" in directory or not os.path.isdir(directory):
         return []
-    return [
-        name
-        for name in sorted(os.listdir(directory))
-        if not name.startswith(STEP_PREFIX) or os.path.exists(os.path.join(directory, name, INDEX))
-    ]
+    own = {os.path.basename(folder) for folder in axlearn_files.step_folders(directory).values()}
+    return sorted(set(os.listdir(directory)) - own - {FOLDER})
 
 
 def _metrics(summaries: Mapping[str, Any]) -> dict[str, float] | None:
