@@ -58,6 +58,7 @@ from holdfast.trainer.process.rank_link import (
     Ready,
     Released,
     Reraise,
+    show_interruption_briefly,
 )
 from holdfast.trainer.ranks.rendezvous import begin_numbers_anew
 
@@ -140,6 +141,7 @@ class _Survivor:
         self._has_trained = False
 
     def run(self) -> Any:
+        show_interruption_briefly(self._role)
         _set_aside()
         self._link.report(Ready())
         error: Exception | None = None
@@ -158,6 +160,11 @@ class _Survivor:
         if not self._has_trained:
             sys.exit(0)
         return self._result
+
+    def _role(self) -> str:
+        """Return, as text for users, what this process is in its job."""
+        order = self._order
+        return "a process that waits for a rank" if order is None else f"rank {order.rank}"
 
     def _interrupt(self, broken: Broken) -> None:
         """End the collectives of a generation that is over, on the thread that reads orders."""

@@ -16,7 +16,8 @@ from holdfast.supervise.ranks.launcher import ENDING, Launcher
 from holdfast.supervise.ranks.membership import Settings
 
 MEMBER = """
-import json, os, socket, sys
+import json, os, signal, socket, sys
+signal.signal(signal.SIGINT, signal.SIG_DFL)
 link = socket.socket(fileno=int(os.environ["HOLDFAST_MEMBER"]))
 lines = link.makefile("r")
 
@@ -39,6 +40,9 @@ for line in lines:
             report("Failed", generation=generation, text="ValueError: bad batch")
         elif does == "die":
             os.kill(os.getpid(), 9)
+        elif does == "interrupt":
+            os.kill(os.getppid(), 2)
+            os.kill(os.getpid(), 2)
         elif does == "hang":
             lines.readline()
             lines.readline()
@@ -111,6 +115,11 @@ def test_a_rank_that_does_not_leave_is_killed() -> None:
     assert code == 0
     assert "did not leave its generation" in notes[1]
     assert notes[-1] == "holdfast run: generation 2: 2 ranks; lost before: 0, 1"
+
+
+def test_an_interrupted_job_has_the_code_of_its_ranks_and_says_nothing_of_them() -> None:
+    code, notes = launched({"1:0": "interrupt", "1:1": "wait"}, size())
+    assert (code, notes) == (128 + signal.SIGINT, [])
 
 
 def test_a_job_that_is_given_up_has_the_code_of_its_last_lost_rank() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 import threading
 
 import pytest
@@ -12,7 +13,15 @@ from click.testing import CliRunner
 from holdfast.cli.run import run
 from holdfast.environment import MEMBER_VARIABLE
 from holdfast.errors import InvalidArgumentError, ProcessLostError
-from holdfast.trainer.process.rank_link import Broken, Lines, RankLink, Ready, Released, Report
+from holdfast.trainer.process.rank_link import (
+    Broken,
+    Lines,
+    RankLink,
+    Ready,
+    Released,
+    Report,
+    show_interruption_briefly,
+)
 
 
 def test_a_program_that_holdfast_run_has_not_started_is_told_how_to_start() -> None:
@@ -29,6 +38,19 @@ def test_a_worker_of_torchrun_is_told_that_nothing_survives_there() -> None:
 def test_a_second_call_in_one_process_is_told_so() -> None:
     with pytest.raises(InvalidArgumentError, match="no open socket of this process"):
         RankLink.from_environment({MEMBER_VARIABLE: "987"}, print)
+
+
+def test_a_ctrl_c_that_ends_a_rank_is_one_line_and_other_errors_are_shown_as_before(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shown: list[BaseException] = []
+    monkeypatch.setattr(sys, "excepthook", lambda kind, error, trace: shown.append(error))
+    show_interruption_briefly(lambda: "rank 1")
+    bad = ValueError("bad batch")
+    for error in (KeyboardInterrupt(), bad):
+        sys.excepthook(type(error), error, None)
+    assert capsys.readouterr().err == "holdfast: rank 1: interrupted\n"
+    assert shown == [bad]
 
 
 def test_orders_arrive_in_their_order_and_a_broken_generation_also_at_once() -> None:

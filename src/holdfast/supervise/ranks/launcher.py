@@ -110,7 +110,10 @@ class Launcher:
         """The exit code: that of the first process that failed and was not replaced."""
         self._last_code = 0
         """The exit code of the last rank that was lost."""
-        self._ending: list[int] = []
+        self._signals: list[int] = []
+        """The signals that have arrived since the last look."""
+        self._is_ending = False
+        """Whether one has arrived: no process is replaced any more."""
         self._supervisor = os.getppid()
 
     def run(self) -> int:
@@ -130,7 +133,7 @@ class Launcher:
         return self._code
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        self._ending.append(number)
+        self._signals.append(number)
 
     def _wait(self) -> None:
         """Wait for what happens next, and take it."""
@@ -138,6 +141,11 @@ class Launcher:
         due_secs = self._membership.next_secs
         secs = LOOK_SECS if due_secs is None else max(TICK_SECS, due_secs - now_secs)
         events = [key.data for key, _ in self._selector.select(secs)]
+        if self._signals:
+            # Before the ends of processes that the same signal has ended.
+            self._signals.clear()
+            self._is_ending = True
+            self._carry_out(self._membership.ending(self._clock.monotonic()))
         # What a process has sent before its end counts before its end. Each event may end the job.
         for member in [m for m, is_end in events if not is_end]:
             if member in self._processes:
@@ -149,9 +157,6 @@ class Launcher:
         if os.getppid() != self._supervisor:
             # It was killed, and nobody restarts the job.
             self._end_all()
-        if self._ending:
-            self._ending.clear()
-            self._carry_out(self._membership.ending(now_secs))
         self._carry_out(self._membership.tick(now_secs))
 
     def _hear(self, member: int) -> None:
@@ -189,9 +194,12 @@ class Launcher:
         code = 128 - code if code < 0 else code
         if process.is_rank or not self._code:
             self._last_code = code
-        if self._membership.is_over:
+        is_over = self._membership.is_over
+        if is_over or (self._is_ending and process.is_rank):
             self._code = self._code or code
-        elif process.is_rank:
+        # A rank that a Ctrl-C has ended has said so itself.
+        is_interrupted = self._is_ending and code == 128 + signal.SIGINT
+        if process.is_rank and not is_over and not is_interrupted:
             self._note(f"holdfast run: process {process.pid} of a rank: {reason}")
         self._carry_out(self._membership.ended(member, reason, self._clock.monotonic()))
 

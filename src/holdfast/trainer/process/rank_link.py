@@ -1,4 +1,4 @@
-"""Exchange messages between a process of `holdfast run --nproc` and its launcher.
+"""Exchange messages between a process of `holdfast run --nproc` and its launcher, and show its end.
 
 The launcher gives each process one end of a socket, whose descriptor is in `HOLDFAST_MEMBER`. A
 message is one line of JSON. The launcher alone decides who is a rank of which generation; a process
@@ -18,6 +18,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator, MutableMapping
+from types import TracebackType
 
 import msgspec
 
@@ -225,3 +226,16 @@ class RankLink:
         except EOFError:
             self._lines.connection.close()
             self._orders.put(None)
+
+
+def show_interruption_briefly(role: Callable[[], str]) -> None:
+    """Show a Ctrl-C that ends the program as one line: each process of the job receives it."""
+    earlier = sys.excepthook
+
+    def show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if issubclass(kind, KeyboardInterrupt):
+            print(f"holdfast: {role()}: interrupted", file=sys.stderr, flush=True)
+        else:
+            earlier(kind, error, trace)
+
+    sys.excepthook = show
