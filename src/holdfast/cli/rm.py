@@ -147,6 +147,7 @@ def _remove(run: ReadableRun, remote: DurableStore | None, wanted: list[Checkpoi
     """
     if _remove_by_agent(run, wanted):
         return
+    run.location.check_writable()
     for store in (run.durable, remote) if remote is not None else (run.durable,):
         _check_not_live(run, store)
     # Of a run in a bucket: this host may have no files of it yet.

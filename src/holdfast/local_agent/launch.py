@@ -114,20 +114,27 @@ def spawn(folder: Path, module: str, argument: str) -> subprocess.Popen[bytes]:
 
     Raises:
         FileNotFoundError: an exiting agent removed the folder.
+        AgentUnavailableError: the process cannot be started.
     """
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     with open(os.open(folder / STDERR, flags, 0o600), "ab") as stderr:
-        return subprocess.Popen(
-            [sys.executable, "-m", module, argument],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=stderr,
-            # The agent outlives the trainer's session and receives none of its signals.
-            start_new_session=True,
-            # The trainer's working directory can be removed or unmounted while the agent runs.
-            cwd="/",
-            env=_environment(),
-        )
+        try:
+            return subprocess.Popen(
+                [sys.executable, "-m", module, argument],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=stderr,
+                # The agent outlives the trainer's session and receives none of its signals.
+                start_new_session=True,
+                # The trainer's working directory can be removed or unmounted while the agent runs.
+                cwd="/",
+                env=_environment(),
+            )
+        except OSError as error:
+            raise AgentUnavailableError(
+                f"start an agent: {sys.executable} cannot be started: {error.strerror} (errno "
+                f"{error.errno}); check that this user may run it, and the limits of its processes"
+            ) from error
 
 
 def _environment() -> dict[str, str]:

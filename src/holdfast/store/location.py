@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -149,6 +150,27 @@ class RunLocation:
                 f"use {folder}, for this host's events and logs of {self.text}: expected a folder "
                 f"of user {os.geteuid()}, found one of user {state.st_uid}; set {STATE_VARIABLE}"
             )
+
+    def check_writable(self) -> None:
+        """Check that the run's directory can be written, if there is one; ask no service.
+
+        Raises:
+            StorageError: It cannot; a reader needs no more.
+        """
+        if self.is_url or os.access(self.folder, os.W_OK | os.X_OK, effective_ids=True):
+            return
+        if not os.path.isdir(self.folder):
+            return
+        if os.statvfs(self.folder).f_flag & os.ST_RDONLY:
+            found = "a file system that is mounted read-only; mount it for writing"
+        else:
+            state = self.folder.stat()
+            found = f"one of user {state.st_uid} with mode {stat.S_IMODE(state.st_mode):o}; "
+            found += "use it as that user, or change its permissions"
+        raise StorageError(
+            f"write to {self.folder}: expected a directory that user {os.geteuid()} may write, "
+            f"found {found}. To read, holdfast.open_run needs no more"
+        )
 
 
 def open_durable(

@@ -97,6 +97,7 @@ def open_run(
     with rendezvous.propagating_errors("open the run"):
         location = RunLocation.parse(place)
         durable = open_durable(location.text, clock)
+        location.check_writable()
         location.make_folder()
         remote = _open_remote(remote_place, location, clock)
 
@@ -141,7 +142,7 @@ def _check_alike(location: RunLocation, remote_places: list[str]) -> None:
 
 
 def _open_remote(place: str | None, location: RunLocation, clock: Clock) -> DurableStore | None:
-    """Return the store of the remote tier; nothing is read or written yet."""
+    """Return the store of the remote tier; no object is read or written yet."""
     if place is None:
         return None
     if location.overlaps(RunLocation(place)):
@@ -149,6 +150,7 @@ def _open_remote(place: str | None, location: RunLocation, clock: Clock) -> Dura
             f"open {location}: expected a remote tier at another place, not in it and not around "
             f"it, found {place}"
         )
+    RunLocation(place).check_writable()
     return open_durable(place, clock, tier=REMOTE)
 
 
@@ -417,6 +419,7 @@ def open_copy(place: object, record: RunRecord, clock: Clock) -> DurableStore:
     """
     location = RunLocation.parse(place)
     durable = open_durable(location.text, clock)
+    location.check_writable()
     location.make_folder()
     if durable.is_unused():
         _prepare_new(durable, clock)
