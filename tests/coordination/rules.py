@@ -284,7 +284,7 @@ def keep_copies_to_the_leader(patch: Patch) -> None:
     patch(
         Leader,
         "_command",
-        lambda self, view: msgspec.structs.replace(command(self, view), mirrored=None),
+        lambda self, *others: msgspec.structs.replace(command(self, *others), mirrored=None),
     )
 
 

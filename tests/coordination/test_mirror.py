@@ -33,7 +33,7 @@ class Rig:
 
     def act(self) -> list[Effect]:
         turn = self.turn()
-        self.mirror.run_due(turn, HOSTS)
+        self.mirror.run_due(turn, lambda: HOSTS)
         return turn.effects
 
     def turn(self) -> Turn:

@@ -199,8 +199,34 @@ def test_a_large_job_is_planned_in_time_evenly_and_written_down_in_little_room(s
     assert sum(chunk.size_bytes for chunk in layout.chunks) == loads[77]
 
 
-def _loads_of_many(arrays: list[Placement], owners: list[Owners]) -> list[int]:
-    loads = np.zeros(RANKS, np.int64)
+@pytest.mark.parametrize(
+    ("ranks", "shards", "pieces"),
+    [(32_768, 512, 1), (16_384, 8, 44), (8_192, 1, 100)],
+    ids=["many shards", "many replicas", "replicas alone"],
+)
+def test_each_of_many_ranks_writes_its_share(ranks: int, shards: int, pieces: int) -> None:
+    """A part takes as long as the largest: with 16 assignments most ranks would have none."""
+    rows = [tuple(range(shard, ranks, shards)) for shard in range(shards)]
+    holders = tuple(row for row in rows for _ in range(pieces))
+    count = len(holders)
+    arrays = [
+        Placement(shape=(count * 64,), dtype="float32", chunk_shape=(64,), holders=holders)
+        for _ in range(10 * ranks // count)
+    ]
+    owners = assign_owners(arrays)
+    for placement, of_array in zip(arrays[::50], owners[::50], strict=True):
+        for owner, row in zip(_expanded(of_array), placement.holders, strict=True):
+            assert owner % shards == row[0]
+    loads = np.array(_loads_of_many(arrays, owners, ranks))
+    assert loads.min() > 0
+    assert loads.max() <= 1.2 * loads.mean()
+    # They take as much room as two entries for each rank.
+    written = sum(len(entry) for entry in shared(owners) if not isinstance(entry, int))
+    assert written <= 2.1 * max(ranks, 16 * count)
+
+
+def _loads_of_many(arrays: list[Placement], owners: list[Owners], ranks: int = RANKS) -> list[int]:
+    loads = np.zeros(ranks, np.int64)
     for placement, of_array in zip(arrays, owners, strict=True):
         size = 4 * math.prod(placement.chunk_shape)
         for rank, count in of_array:

@@ -112,6 +112,8 @@ class Bootstrap:
     given_up: tuple[GivenUp, ...] = ()
     refusal: str = ""
     refusal_kind: Refusal = Refusal.BUSY
+    _joined_count: int = 0
+    """The ranks of this start whose hosts have reported."""
     _phase: _Phase = _Phase.GATHER
     _at_secs: float = 0.0
     _is_asking: bool = False
@@ -150,6 +152,13 @@ class Bootstrap:
         stamp = report.incarnation, report.seq
         if hello is None or stamp > (hello.incarnation, hello.seq):
             self.hellos[sender] = report
+            self._joined_count += self._own_count(report) - self._own_count(hello)
+
+    def _own_count(self, report: Report | None) -> int:
+        """Return how many ranks of this start are on the host of a report."""
+        if report is None or report.state.group != self.group.token:
+            return 0
+        return count_in(report.state.ranks)
 
     def run_due(self, turn: Turn, living: RankGroup | None) -> None:
         """Do the next step; `living` are the trainers here that belong to the present attempt."""
@@ -294,8 +303,7 @@ class Bootstrap:
         return [state for state in self._states() if state.group == self.group.token]
 
     def _gather(self, turn: Turn) -> None:
-        joined = sum(count_in(state.ranks) for state in self._own_states())
-        if self._is_branch or joined >= self.group.rank_count:
+        if self._is_branch or self._joined_count >= self.group.rank_count:
             self._phase = _Phase.LIST
         elif turn.now_secs >= self.since_secs + self.identity.settings.reporting_secs:
             secs = self.identity.settings.reporting_secs

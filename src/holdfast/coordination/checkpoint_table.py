@@ -110,6 +110,11 @@ class CheckpointEntry:
         return not self.missing
 
     @property
+    def needs(self) -> tuple[bool, bool, bool]:
+        """Whether there is a part to copy, to protect, and to write; its orders follow from it."""
+        return bool(self.thin), bool(self.exposed), len(self.durable) < self.part_count
+
+    @property
     def is_open(self) -> bool:
         """Whether it may still become complete for the first time."""
         return not (self.was_complete or self.dropped or self.is_committed)
@@ -166,6 +171,7 @@ class CheckpointTable:
         knows_timeline: `limits` are complete, and no newer attempt can have been missed.
         domains: the failure domain of each host that has reported.
         is_changed: verdicts or orders may have changed since the leader reset this.
+        changed_hosts: the hosts whose pulls or writes have changed since the leader reset this.
         status_changes: the new statuses that the leader has not reported yet.
         floor: the newest protected checkpoint of the present attempt; None if there is none.
     """
@@ -190,6 +196,7 @@ class CheckpointTable:
         self.domains: dict[str, str] = {}
         self.entries: dict[CheckpointId, CheckpointEntry] = {}
         self.is_changed = False
+        self.changed_hosts: set[str] = set()
         self.status_changes: list[tuple[CheckpointEntry, CheckpointStatus]] = []
         self.floor: CheckpointId | None = None
         # From listings and commits. Entries are made only for checkpoints that a host holds.
@@ -228,6 +235,7 @@ class CheckpointTable:
         for entry in self.entries.values():
             for rank in range(entry.part_count):
                 entry.update_rank(rank, required, self.domains)
+            entry.is_stale = True
             self._advance(entry)
         self.is_changed = True
 
@@ -443,9 +451,12 @@ class CheckpointTable:
             entry.is_stale |= after.is_due and not entry.is_due
             entry.is_due |= after.is_due
             self._apply_failures(entry, host, after)
+        before_touched = entry.needs
         for rank in touched:
             entry.update_rank(rank, self.required, self.domains)
         if touched:
+            # Each host reports its own progress: what the others are to do stays the same.
+            entry.is_stale |= entry.needs != before_touched
             self._advance(entry)
 
     def _apply_failures(self, entry: CheckpointEntry, host: str, held: Held) -> None:
@@ -468,6 +479,7 @@ class CheckpointTable:
         for rank in ranks:
             entry.update_rank(rank, self.required, self.domains)
         if ranks:
+            entry.is_stale = True
             self._advance(entry)
         if entry.id in self._committed and not entry.is_committed:
             self.commit(entry)
@@ -483,9 +495,6 @@ class CheckpointTable:
             if entry.id.attempt == self.attempt and entry.age > age_of(self.floor):
                 self.floor = entry.id
             self._record_status(entry, CheckpointStatus.PROTECTED)
-        # These states may end its pulls or writes.
-        if not entry.thin or not entry.exposed or len(entry.durable) == entry.part_count:
-            entry.is_stale = True
 
     def _record_status(self, entry: CheckpointEntry, status: CheckpointStatus) -> None:
         entry.is_stale = True

@@ -14,7 +14,7 @@ Invariants:
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from holdfast.coordination.checkpoint_table import CheckpointEntry, CheckpointTable
 from holdfast.coordination.effects import Commit, ListDurable
@@ -48,7 +48,9 @@ class Durability:
         self._newest_listing = self._newest_success = 0
         # Writes wait for the first listing, so that durable parts are not written again.
         self._may_write = False
+        self._make_ring: Callable[[], Ring] | None = None
         self._ring: Ring | None = None
+        """Made when it is first needed, since it visits all hosts."""
 
     @property
     def is_settled(self) -> bool:
@@ -116,9 +118,13 @@ class Durability:
             if waiting <= 1:
                 self._tries = 0
 
-    def place_replicas(self, ring: Ring) -> None:
-        """Assign all pulls and writes again: hosts joined or were lost; `ring` has the present."""
-        self._ring = ring
+    def place_replicas(self, make_ring: Callable[[], Ring]) -> None:
+        """Assign all pulls and writes again: hosts joined or were lost.
+
+        Args:
+            make_ring: returns the ring of the hosts that live.
+        """
+        self._make_ring, self._ring = make_ring, None
         for entry in self._table.entries.values():
             entry.is_stale = True
 
@@ -208,7 +214,9 @@ class Durability:
         newest = self._table.newest_complete()
         is_newest = newest is None or entry.age >= newest.age
         pulls: dict[str, list[tuple[int, str]]] = {}
-        if is_wanted and is_newest and required > 1 and self._ring is not None:
+        if is_wanted and is_newest and required > 1 and self._make_ring is not None:
+            if self._ring is None:
+                self._ring = self._make_ring()
             pulls = assign_pulls(
                 {rank: _own_first(entry, rank) for rank in entry.thin},
                 entry.thin,
@@ -216,8 +224,8 @@ class Durability:
                 self._ring,
             )
         if pulls != entry.pulls:
+            self._table.changed_hosts |= _differing(entry.pulls, pulls)
             entry.pulls = pulls
-            self._table.is_changed = True
 
     def _order_writes(self, turn: Turn, entry: CheckpointEntry, is_whole: bool) -> None:
         writes: dict[str, list[int]] = {}
@@ -244,8 +252,8 @@ class Durability:
                     break
                 writes.setdefault(able[0], []).append(rank)
         if writes != entry.writes:
+            self._table.changed_hosts |= _differing(entry.writes, writes)
             entry.writes = writes
-            self._table.is_changed = True
 
     def _wait_for_lost(self, turn: Turn, entry: CheckpointEntry) -> None:
         """Fail a checkpoint whose lost parts have not come back with their hosts in time."""
@@ -269,6 +277,11 @@ class Durability:
         for entry in self._table.pending():
             if len(entry.durable) == entry.part_count:
                 yield entry
+
+
+def _differing(before: Mapping[str, object], now: Mapping[str, object]) -> set[str]:
+    """Return the hosts whose orders differ."""
+    return {host for host in before.keys() | now.keys() if before.get(host) != now.get(host)}
 
 
 def _writes_of_known_parts(entry: CheckpointEntry) -> dict[str, list[int]]:

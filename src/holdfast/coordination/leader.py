@@ -17,8 +17,11 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import dataclass
 
-from holdfast.coordination.checkpoint_table import CheckpointTable, Recycling
+import msgspec
+
+from holdfast.coordination.checkpoint_table import CheckpointEntry, CheckpointTable, Recycling
 from holdfast.coordination.durability import Durability
 from holdfast.coordination.effects import HostHeard, HostSilent, ProtectionLate, Reached
 from holdfast.coordination.election import term_above
@@ -81,6 +84,8 @@ class Leader:
         self._protection = _ProtectionWatch(identity.settings, self.table)
         self._successors = leadership.successors
         self._have_hosts_changed = True
+        self._placed_at_secs = float("-inf")
+        """When replicas were placed on the hosts that lived then."""
         self._living_count = 0
         self._left_count = 0
         self._broken: set[str] = set()
@@ -269,11 +274,11 @@ class Leader:
         # Targets, then the assignment of writes and pulls, then the verdicts: each may change the
         # table, and the orders sent at the end contain the result of all.
         self._decide_targets(turn)
-        if self._have_hosts_changed:
-            self._have_hosts_changed = False
-            self._durability.place_replicas(self._ring())
+        if turn.now_secs >= self._place_at_secs():
+            self._have_hosts_changed, self._placed_at_secs = False, turn.now_secs
+            self._durability.place_replicas(self._ring)
         self._durability.run_due(turn, is_whole=self.is_whole)
-        self.mirror.run_due(turn, self._ranks_by_host())
+        self.mirror.run_due(turn, self._ranks_by_host)
         self.table.settle()
         self._check_replication(turn)
         for entry, status in self.table.status_changes:
@@ -285,6 +290,8 @@ class Leader:
         if self.table.is_changed or self.targets.is_changed or self.mirror.is_changed:
             self.table.is_changed = self.targets.is_changed = self.mirror.is_changed = False
             self._dirty.update(self.views)
+        self._dirty |= self.table.changed_hosts
+        self.table.changed_hosts.clear()
         self._send_orders(turn)
 
     def next_at_secs(self, now_secs: float) -> float:
@@ -292,7 +299,14 @@ class Leader:
         storage_at_secs = min(
             self._durability.next_at_secs(now_secs), self.mirror.next_at_secs(now_secs)
         )
-        return min(self._check_at_secs(), self._retry_at_secs, storage_at_secs)
+        at_secs = min(self._check_at_secs(), self._retry_at_secs, self._place_at_secs())
+        return min(at_secs, storage_at_secs)
+
+    def _place_at_secs(self) -> float:
+        """Return when to place replicas again; infinity if the hosts are the same."""
+        if not self._have_hosts_changed:
+            return float("inf")
+        return self._placed_at_secs + self._settings.placing_secs
 
     def _check_at_secs(self) -> float:
         """Return when to look again for silent hosts, and for checkpoints that nobody completes."""
@@ -392,20 +406,21 @@ class Leader:
         open_entries = self.table.open_entries()
         if not open_entries:
             return
-        # A silent host may have a replica of an ended rank's part.
-        are_all_present = self._has_been_whole and not any(v.is_lost for v in self.views.values())
         ended: set[int] = set()
         last_steps: dict[int, int] = {}
         for view in views:
             if view.state is None or not view.is_present:
                 continue
-            if are_all_present:
-                ended |= view.known_ranks - view.ranks
+            ended |= view.known_ranks - view.ranks
             if view.state.group == self.leadership.group:
                 for progress in view.state.progress:
                     last_steps.update(dict.fromkeys(ranks_in(progress.ranks), progress.step))
+        # A silent host may have a replica of an ended rank's part.
+        if not self._has_been_whole or (ended and any(v.is_lost for v in self.views.values())):
+            ended.clear()
         for entry in open_entries:
-            if any(last_steps.get(rank, NO_STEP) >= entry.id.step for rank in entry.missing):
+            missing = entry.missing.intersection(last_steps)
+            if any(last_steps[rank] >= entry.id.step for rank in missing):
                 self.table.drop(entry, PASSED)
             elif not entry.missing.isdisjoint(ended) and self._durability.has_looked_for(entry):
                 self.table.drop(entry, "a rank ended before it made its part")
@@ -455,7 +470,7 @@ class Leader:
                 self.mirror.host_lost(view.host)
             if view.is_lost and (view.known_ranks or view.host in self._successors):
                 # The host may follow a successor by now; its answer to these orders shows that.
-                view.channel.put(self._command(view))
+                view.channel.put(self._command(view, self._common()))
                 self._send(turn, view)
         self._note_quiet(turn.now_secs)
         self._drop_missed(self.views.values())
@@ -529,14 +544,17 @@ class Leader:
                     is_due = turn.now_secs >= view.channel.due_at_secs(self._settings)
                     if is_due and not view.is_lost:
                         self._send(turn, view)
+        if not self._dirty:
+            return
         dirty, self._dirty = self._dirty, set()
+        common = self._common()
         # Sort: the order of a set of strings differs between processes, and runs of one seed must
         # send the same messages.
         for host in sorted(dirty):
             view = self.views[host]
             if view.is_lost:
                 continue
-            is_new = view.channel.put(self._command(view))
+            is_new = view.channel.put(self._command(view, common))
             if is_new or view.is_reply_due:
                 self._send(turn, view)
 
@@ -571,9 +589,23 @@ class Leader:
             command=view.channel.content,
         )
 
-    def _command(self, view: HostView) -> Command:
+    def _common(self) -> _Common:
+        """Return what the commands of all hosts have in common now."""
+        return _Common(
+            entries=[*self.table],
+            command=Command(
+                targets=self.targets.targets() if self._knows_targets else None,
+                mirrored=self.mirror.newest,
+                is_settled=self._durability.is_settled,
+                is_closed=self._is_closed,
+                ended=tuple(self._ended.values()),
+                quiet=self.quiet,
+            ),
+        )
+
+    def _command(self, view: HostView, common: _Common) -> Command:
         writes, pulls = [], []
-        for entry in self.table:
+        for entry in common.entries:
             ranks = entry.writes.get(view.host)
             if ranks:
                 writes.append(WriteOrder(entry.id, runs_of(ranks), entry.round))
@@ -582,18 +614,13 @@ class Leader:
                 by_source.setdefault(source, []).append(rank)
             for source, pulled in sorted(by_source.items()):
                 pulls.append(PullOrder(entry.id, entry.part_count, runs_of(pulled), source))
-        return Command(
-            targets=self.targets.targets() if self._knows_targets else None,
+        return msgspec.structs.replace(
+            common.command,
             verdicts=tuple(self.table.verdict(checkpoint) for checkpoint in view.held),
             writes=tuple(writes),
             pulls=tuple(pulls),
             mirror=self.mirror.order_for(view.host),
-            mirrored=self.mirror.newest,
-            is_settled=self._durability.is_settled,
-            is_closed=self._is_closed,
             deleted_everywhere=self._confirmed_deletes(view),
-            ended=tuple(self._ended.values()),
-            quiet=self.quiet,
         )
 
     def _confirmed_deletes(self, view: HostView) -> tuple[CheckpointId, ...]:
@@ -612,6 +639,19 @@ class Leader:
             if not is_held and checkpoint != self._durability.committing:
                 self._known_deleted.add(checkpoint)
         return tuple(c for c in view.state.deleted if c in self._known_deleted)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Common:
+    """What the commands of all hosts have in common: made once for thousands of them.
+
+    Attributes:
+        entries: the checkpoints, the oldest first.
+        command: a command without what is for one host.
+    """
+
+    entries: list[CheckpointEntry]
+    command: Command
 
 
 class _ProtectionWatch:

@@ -19,7 +19,7 @@ See docs/decisions/0030 and docs/decisions/0044.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from holdfast.coordination.effects import MirrorCommit, MirrorEnded
@@ -168,18 +168,21 @@ class Mirror:
         if self.target is not None and self.target.id == item.id:
             self._failed(turn, item.reason)
 
-    def run_due(self, turn: Turn, ranks_by_host: Mapping[str, Collection[int]]) -> None:
+    def run_due(
+        self, turn: Turn, ranks_by_host: Callable[[], Mapping[str, Collection[int]]]
+    ) -> None:
         """Assign the parts of a try that begins, move those that stall, and commit.
 
         Args:
             turn: the present turn.
-            ranks_by_host: the ranks of the hosts that live; of others this host writes the parts.
+            ranks_by_host: returns the ranks of the hosts that live; of others this host writes the
+                parts.
         """
         target = self.target
         if target is None or self.committing is not None or turn.now_secs < self._try_at_secs:
             return
         if self._shares is None:
-            self._assign(turn, target, ranks_by_host)
+            self._assign(turn, target, ranks_by_host())
         assert self._shares is not None
         for host, share in list(self._shares.items()):
             is_late = turn.now_secs - share.moved_at_secs >= STALL_SECS

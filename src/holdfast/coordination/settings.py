@@ -134,6 +134,14 @@ class Settings:
         return 30 * self.heartbeat_secs
 
     @property
+    def placing_secs(self) -> float:
+        """How long a leader waits between two placements of replicas, while hosts join.
+
+        Placing them takes a time for each part. A small run does so at once.
+        """
+        return self.heartbeat_secs / 20 if self.heartbeat_secs > 1.0 else 0.0
+
+    @property
     def storage_retry_secs(self) -> float:
         """How long to wait before a failed storage request is tried again."""
         return 2 * self.heartbeat_secs

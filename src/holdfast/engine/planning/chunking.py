@@ -70,7 +70,7 @@ class _Shares:
     """The bytes that each rank would write if replicated chunks could be divided freely."""
 
     def __init__(self, placements: Sequence[Placement]) -> None:
-        of_holders: dict[Holders, list[int]] = {}
+        sizes_of: dict[int, list[int]] = {}
         # Placements share the object of their holders if they can; identity avoids a comparison.
         self._by_id: dict[int, Holders] = {}
         distinct_holders: dict[Holders, Holders] = {}
@@ -80,10 +80,10 @@ class _Shares:
                 holders = distinct_holders.setdefault(placement.holders, placement.holders)
                 self._by_id[id(placement.holders)] = holders
             # Chunks at an array's edge count as full chunks.
-            of_holders.setdefault(holders, []).append(_size_bytes(placement))
+            sizes_of.setdefault(id(holders), []).append(_size_bytes(placement))
         self._bytes: dict[int, int] = {}
-        for holders, sizes in of_holders.items():
-            total_bytes = sum(sizes)
+        for holders in distinct_holders:
+            total_bytes = sum(sizes_of[id(holders)])
             for ranks in holders:
                 for rank in ranks:
                     share_bytes = total_bytes // len(ranks)

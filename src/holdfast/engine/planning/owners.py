@@ -4,7 +4,7 @@ Every rank computes the same plan from the same global view of the state, withou
 
 Arrays with equal grids and holders form a group. All chunks of an array are assigned at once. The
 number of distinct assignments within a group is bounded, because every manifest contains each of
-them once.
+them once: there are enough for each rank of the group to be in two of them.
 """
 
 from __future__ import annotations
@@ -19,8 +19,11 @@ from holdfast.format.grid import Placement, chunk_sizes
 from holdfast.format.records import Owners
 
 ASSIGNMENTS_MAX = 16
+"""Of a group with fewer ranks than eight times its chunks; see `_Group`."""
 SHORT_ASSIGNMENT = 64
 """Assignments of at most this many runs are not counted: they take no space."""
+MANY_HOLDERS = 1024
+"""A row of so many holders is not looked through for each of its chunks."""
 
 
 def assign_owners(placements: Sequence[Placement]) -> list[Owners]:
@@ -88,9 +91,14 @@ class _Group:
         self.replica_count = min(map(len, rows.distinct))
         self.rank_max = max(map(max, rows.distinct))
         self._rounds = rows.disjoint_rounds()
+        self._wide = rows.wide()
         self._row_of = rows.row_of
         self._is_each_its_own = len(rows.distinct) == len(holders)
-        self._assignments: dict[bytes, tuple[np.ndarray, Owners]] = {}
+        rank_count = len(set().union(*rows.distinct))
+        self._assignments_max = max(ASSIGNMENTS_MAX, 2 * rank_count // len(holders))
+        self._assignments: dict[bytes, Owners] = {}
+        self._owners_of = np.empty((0, len(holders)), np.int64)
+        """The owner of each chunk by each of the assignments, in their order."""
         self._only = holders[0][0] if len(holders) == len(holders[0]) == 1 else None
         """The rank that holds the only chunk; None if there are several."""
 
@@ -100,6 +108,19 @@ class _Group:
             # So are most arrays of a job of one process, which may be thousands of small ones.
             loads[self._only] += sizes[0]
             return ((self._only, 1),)
+        if len(self._assignments) < self._assignments_max:
+            owner_of = self._in_runs(self._chosen(sizes, loads), sizes)
+            owners = self._known(owner_of)
+        else:
+            # The one whose owners have the least so far.
+            best = int(np.argmin(loads[self._owners_of].max(axis=1)))
+            owner_of = self._owners_of[best]
+            owners = [*self._assignments.values()][best]
+        np.add.at(loads, owner_of, sizes)
+        return owners
+
+    def _chosen(self, sizes: np.ndarray, loads: np.ndarray) -> np.ndarray:
+        """Return an owner of each chunk: a holder with the fewest bytes so far."""
         owner_of = np.empty(len(self._row_of), np.int64)
         taken = loads.copy()
         for chunks, holders in self._rounds:
@@ -107,9 +128,13 @@ class _Group:
             writers = holders[np.arange(len(chunks)), np.argmin(taken[holders], axis=1)]
             owner_of[chunks] = writers
             taken[writers] += sizes[chunks]
-        assignment, owners = self._assignment(self._in_runs(owner_of, sizes), sizes, loads)
-        np.add.at(loads, assignment, sizes)
-        return owners
+        for chunks, holders in self._wide:
+            for first in range(0, len(chunks), len(holders)):
+                some = chunks[first : first + len(holders)]
+                writers = _least(holders, taken, len(some))
+                owner_of[some] = writers
+                taken[writers] += sizes[some]
+        return owner_of
 
     def _in_runs(self, owner_of: np.ndarray, sizes: np.ndarray) -> np.ndarray:
         """Return the owners, exchanged among equal chunks so that each rank's are adjacent."""
@@ -122,28 +147,25 @@ class _Group:
         owners[into] = owner_of[out_of]
         return owners
 
-    def _assignment(
-        self, owner_of: np.ndarray, sizes: np.ndarray, loads: np.ndarray
-    ) -> tuple[np.ndarray, Owners]:
-        assignment = self._assignments.get(owner_of.tobytes())
-        if assignment is not None:
-            return assignment
+    def _known(self, owner_of: np.ndarray) -> Owners:
+        """Return the owners as runs; equal long ones are one object."""
+        key = owner_of.tobytes()
+        if key in self._assignments:
+            return self._assignments[key]
         owners = tuple((int(rank), len(list(run))) for rank, run in groupby(owner_of.tolist()))
-        if len(owners) <= SHORT_ASSIGNMENT:
-            return owner_of, owners
-        if len(self._assignments) >= ASSIGNMENTS_MAX:
-            return min(
-                self._assignments.values(), key=lambda entry: _highest(entry[0], sizes, loads)
-            )
-        assignment = self._assignments[owner_of.tobytes()] = owner_of, owners
-        return assignment
+        if len(owners) > SHORT_ASSIGNMENT:
+            self._assignments[key] = owners
+            self._owners_of = np.append(self._owners_of, owner_of[None], axis=0)
+        return owners
 
 
-def _highest(owner_of: np.ndarray, sizes: np.ndarray, loads: np.ndarray) -> int:
-    """Return the largest number of bytes that a rank would have."""
-    after = loads.copy()
-    np.add.at(after, owner_of, sizes)
-    return int(after.max())
+def _least(ranks: np.ndarray, loads: np.ndarray, count: int) -> np.ndarray:
+    """Return the `count` ranks with the smallest loads, the lowest ranks among equals, in order."""
+    # Keys differ, so that each machine finds the same ones.
+    keys = loads[ranks] * len(loads) + ranks
+    if count < len(ranks):
+        keys = np.partition(keys, count - 1)[:count]
+    return np.sort(keys) % len(loads)
 
 
 class _Rows:
@@ -165,7 +187,7 @@ class _Rows:
         self.row_of = np.array(row_of)
 
     def disjoint_rounds(self) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Return the chunks in rounds in which no rank occurs twice.
+        """Return the chunks in rounds in which no rank occurs twice, without those of wide rows.
 
         Returns:
             For each round (chunks, holders): int arrays of shapes (n,) and (n, holders of the
@@ -177,6 +199,8 @@ class _Rows:
         rounds: list[list[tuple[int, int]]] = []
         rounds_of_rank: dict[int, int] = {}
         for row, ranks in enumerate(self.distinct):
+            if len(ranks) >= MANY_HOLDERS:
+                continue
             first = max(rounds_of_rank.get(rank, 0) for rank in ranks)
             last = first + len(chunks_of[row])
             rounds_of_rank.update(dict.fromkeys(ranks, last))
@@ -187,6 +211,14 @@ class _Rows:
         return [
             (np.array([chunk for chunk, _ in pairs]), self._filled([r for _, r in pairs], filled))
             for pairs in rounds
+        ]
+
+    def wide(self) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Return the chunks and the holders of each row of `MANY_HOLDERS` and more."""
+        return [
+            (np.flatnonzero(self.row_of == row), np.array(ranks))
+            for row, ranks in enumerate(self.distinct)
+            if len(ranks) >= MANY_HOLDERS
         ]
 
     def _filled(self, rows: list[int], known: dict[tuple[int, ...], np.ndarray]) -> np.ndarray:

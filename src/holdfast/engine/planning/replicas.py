@@ -57,10 +57,12 @@ def replicas_of(
     sizes = _part_sizes_bytes(placements, owners)
     kept_bytes = [0] * len(domains)
     replicas = []
+    distinct = {id(ranks): ranks for ranks in holding.values()}
+    in_order = {number: sorted(ranks) for number, ranks in distinct.items()}
     for rank in sorted(holding, key=lambda rank: (-sizes.get(rank, 0), rank)):
         taken = {domains[rank]}
         for _ in range(copies - 1):
-            keepers = _candidates(sorted(holding[rank]), rank, domains, taken)
+            keepers = _candidates(in_order[id(holding[rank])], rank, domains, taken)
             keeper = min(keepers, key=kept_bytes.__getitem__, default=None)
             if keeper is None:
                 break
@@ -76,7 +78,8 @@ def _candidates(
     """Return the first holders after `rank`, in a ring, that are in none of the domains `taken`."""
     start = bisect_right(holders, rank)
     candidates: list[int] = []
-    for holder in (*holders[start:], *holders[:start]):
+    for at in range(start, start + len(holders)):
+        holder = holders[at % len(holders)]
         if domains[holder] not in taken:
             candidates.append(holder)
             if len(candidates) == LOOKED_AT_MAX:
@@ -90,11 +93,17 @@ def _holders_of_parts(
     """Return, for each rank, the ranks that hold all replicated chunks of its part."""
     holders: dict[int, frozenset[int]] = {}
     rows: dict[int, frozenset[int]] = {}
+    # Ranks whose parts are held alike share one object, since there may be 100,000 of each.
+    both: dict[tuple[int, int], frozenset[int]] = {}
     seen: set[tuple[int, int]] = set()
     numbers: dict[tuple[tuple[int, ...], ...], int] = {}
+    number_of: dict[int, int] = {}
     for placement, of_array in zip(placements, owners, strict=True):
         # Arrays with equal holders and owners constrain the result in the same way.
-        arrangement = numbers.setdefault(placement.holders, len(numbers)), id(of_array)
+        if id(placement.holders) not in number_of:
+            number = numbers.setdefault(placement.holders, len(numbers))
+            number_of[id(placement.holders)] = number
+        arrangement = number_of[id(placement.holders)], id(of_array)
         if arrangement in seen:
             continue
         seen.add(arrangement)
@@ -108,7 +117,10 @@ def _holders_of_parts(
             if before is None:
                 holders[rank] = now
             elif before is not now:
-                holders[rank] = before & now
+                pair = id(before), id(now)
+                if pair not in both:
+                    both[pair] = before if before <= now else before & now
+                holders[rank] = both[pair]
     return holders
 
 
@@ -123,10 +135,14 @@ def _owned(owners: Owners) -> Iterator[tuple[int, int]]:
 
 def _part_sizes_bytes(placements: Sequence[Placement], owners: Sequence[Owners]) -> dict[int, int]:
     """Return the approximate size of each rank's part; each chunk counts as the largest."""
-    sizes: dict[int, int] = {}
+    by_owners: dict[int, tuple[Owners, int]] = {}
     for placement, of_array in zip(placements, owners, strict=True):
         largest = largest_chunk_shape(placement.chunk_shape)
         size = item_size_bytes(placement.dtype) * math.prod(largest)
+        _, before = by_owners.get(id(of_array), (of_array, 0))
+        by_owners[id(of_array)] = of_array, before + size
+    sizes: dict[int, int] = {}
+    for of_array, size in by_owners.values():
         for rank, count in of_array:
             sizes[rank] = sizes.get(rank, 0) + size * count
     return sizes
