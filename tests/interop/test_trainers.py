@@ -14,7 +14,6 @@ from tests.hosts import Host
 from tests.interop.trainer_sources import ended, run_program
 
 TRAINERS = {
-    "accelerate": ("accelerate", "torchdata"),
     "transformers": ("transformers", "accelerate"),
     "lightning": ("lightning", "torchdata"),
     "torchtitan": ("torchtitan", "torchdata"),

@@ -79,6 +79,17 @@ def test_a_generator_that_no_state_has_is_named_where_nothing_else_differs() -> 
     )
 
 
+def test_a_loader_of_accelerate_is_named_unless_it_is_wrapped() -> None:
+    of = facts(loader(name="DataLoaderShard", is_prepared=True), random_paths=("rng",))
+    (cause,) = causes(run(of, torch="abcd"), run(of, torch="abxy"))
+    assert cause.name == "a prepared loader's epoch"
+    assert "PreparedLoader(loader)" in cause.cure
+    wrapped = facts(loader(is_prepared=True, is_exact=True), random_paths=("rng",))
+    assert name_of(causes(run(wrapped, torch="abcd"), run(wrapped, torch="abxy"))) == (
+        "something is left out of the state"
+    )
+
+
 def test_loaders_and_iterators_that_are_left_out_are_named() -> None:
     stateful = facts(loader(in_state=False, has_generator=True))
     assert name_of(causes(run(stateful), run(stateful))) == "an iterator left out"

@@ -26,6 +26,9 @@ SAMPLE_ORDERS = weakref.WeakSet[Any]()
 _CONTAINERS = (dict, list, tuple)
 _TRAINERS = ("accelerate", "lightning", "torchtitan", "transformers")
 _LOADERS = ("DataLoader", "StatefulDataLoader")
+_EXACT = ("ExactLoader", "PreparedLoader")
+_PREPARED = "DataLoaderAdapter"
+"""accelerate's class of the loaders that it has prepared, each around one of PyTorch."""
 
 
 class LoaderFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,7 +38,8 @@ class LoaderFacts(msgspec.Struct, frozen=True, kw_only=True):
         name: its class.
         in_state: whether it is a leaf of the state.
         has_state: whether it has a state that can be saved.
-        is_exact: whether it is in the state within an `ExactLoader`.
+        is_exact: whether it is in the state within an `ExactLoader` or a `PreparedLoader`.
+        is_prepared: whether it is a loader of PyTorch that accelerate has prepared.
         has_generator: whether it is a loader of PyTorch that has a generator of its own.
         is_torch: whether it is a loader of PyTorch.
         is_random: whether it is a loader of PyTorch that shuffles.
@@ -46,6 +50,7 @@ class LoaderFacts(msgspec.Struct, frozen=True, kw_only=True):
     in_state: bool
     has_state: bool
     is_exact: bool = False
+    is_prepared: bool = False
     has_generator: bool = False
     is_torch: bool = False
     is_random: bool = False
@@ -102,7 +107,13 @@ def _alive_loaders() -> list[Any]:
     """Return the loaders of PyTorch, and the iterators of Grain and the like, that are alive."""
     if not {"torch.utils.data", "grain", "grain.python", "torchdata"} & sys.modules.keys():
         return []
-    return [thing for thing in gc.get_objects() if _is_loader(type(thing))][:LOADERS_MAX]
+    loaders = [thing for thing in gc.get_objects() if _is_loader(type(thing))]
+    inner = {id(loader.base_dataloader) for loader in loaders if _is_prepared(type(loader))}
+    return [loader for loader in loaders if id(loader) not in inner][:LOADERS_MAX]
+
+
+def _is_prepared(kind: type) -> bool:
+    return any(base.__name__ == _PREPARED for base in kind.__mro__)
 
 
 _KINDS: dict[type, bool] = {}
@@ -114,12 +125,10 @@ def _is_loader(kind: type) -> bool:
         try:
             packages = {base.__module__.partition(".")[0] for base in kind.__mro__}
             methods = ("__next__", "get_state", "set_state")
-            is_loader = (
-                all(hasattr(kind, name) for name in methods)
-                if "grain" in packages
-                else not packages.isdisjoint(("torch", "torchdata"))
-                and any(base.__name__ in _LOADERS for base in kind.__mro__)
-            )
+            is_grain = "grain" in packages and all(hasattr(kind, name) for name in methods)
+            is_torch = not packages.isdisjoint(("torch", "torchdata"))
+            is_torch = is_torch and any(base.__name__ in _LOADERS for base in kind.__mro__)
+            is_loader = is_grain or is_torch or _is_prepared(kind)
         except (AttributeError, TypeError):
             is_loader = False
         _KINDS[kind] = is_loader
@@ -129,13 +138,14 @@ def _is_loader(kind: type) -> bool:
 def program_facts(state: object) -> ProgramFacts:
     """Return what is known of the program whose state this is."""
     leaves, torch = dict(_leaves(state, ())), _imported_torch()
-    exact = {id(leaf.loader) for leaf in leaves.values() if type(leaf).__name__ == "ExactLoader"}
+    exact = {id(leaf.loader) for leaf in leaves.values() if type(leaf).__name__ in _EXACT}
     held = {id(leaf) for leaf in leaves.values()} | exact
     loaders = [
         LoaderFacts(
             name=type(loader).__name__,
             in_state=id(loader) in held,
             is_exact=id(loader) in exact,
+            is_prepared=_is_prepared(type(loader)),
             has_state=hasattr(loader, "state_dict") or hasattr(loader, "get_state"),
             has_generator=getattr(loader, "generator", None) is not None,
             is_torch=hasattr(loader, "num_workers") and hasattr(loader, "dataset"),
@@ -165,7 +175,16 @@ def loader_problem(state: object) -> str | None:
         return None
     has_trainer = any(name in sys.modules for name in _TRAINERS)
     for loader in program_facts(state).loaders:
+        if loader.is_exact:
+            continue
         is_meant = loader.in_state or (loader.is_random and not has_trainer)
+        if loader.is_prepared and is_meant:
+            return (
+                f"the state has a {loader.name} of accelerate, and not the number of its epoch: "
+                "after a restart in a later epoch it gives other batches. Iterate over "
+                "holdfast.interop.trainers.accelerate.PreparedLoader(loader), and put that into "
+                "the state"
+            )
         if loader.is_torch and is_meant and not loader.has_generator:
             return (
                 f"the state has a RandomState, and a {loader.name} draws from PyTorch's generator "

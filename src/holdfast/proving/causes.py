@@ -187,6 +187,15 @@ def _loaders(evidence: Evidence) -> Iterator[Cause]:
 
 
 def _of_torch(loader: LoaderFacts, has_torch_stream: bool) -> Cause | None:
+    if loader.is_exact:
+        return None
+    if loader.is_prepared:
+        return Cause(
+            "a prepared loader's epoch",
+            f"{loader.name} of accelerate shuffles by the number of its epoch, which no state has",
+            "iterate over holdfast.interop.trainers.accelerate.PreparedLoader(loader), and put "
+            "that into the state",
+        )
     if not loader.has_generator and has_torch_stream:
         return Cause(
             "a loader without generator=",
@@ -195,7 +204,7 @@ def _of_torch(loader: LoaderFacts, has_torch_stream: bool) -> Cause | None:
             "use a StatefulDataLoader of torchdata with generator=torch.Generator().manual_seed(0),"
             " iterate over holdfast.torch.ExactLoader(loader), and put that into the state",
         )
-    if loader.in_state and not loader.is_exact and loader.has_generator:
+    if loader.in_state and loader.has_generator:
         return Cause(
             "a loader's generator left out",
             f"{loader.name} does not save the generator from which the orders of later epochs come",
