@@ -42,6 +42,8 @@ TORCH_TESTS := tests/adapt/test_torch_and_jax.py tests/adapt/test_torch_fences.p
 	tests/adapt/test_torch_state.py tests/interop/test_dcp.py
 TRAINER_TESTS := tests/interop/test_axlearn.py tests/interop/test_keras.py tests/interop/test_maxtext.py \
 	tests/interop/test_tunix.py
+DRIFT := tests/interop/test_names_drift.py
+JAX_DRIFT := $(DRIFT) -k "orbax or keras or tunix"
 SLURM_PACKAGES := slurmctld slurmd slurm-client munge
 DOCKER_PACKAGES := docker.io runc debootstrap
 RAY := ray[train,tune]==2.60.0
@@ -88,11 +90,16 @@ trainers: ## run trainers of other projects; HOLDFAST_AXLEARN and HOLDFAST_MAXTE
 	@$(MAKE) --silent .venv-trainers/.ready || { echo "make trainers: SKIPPED: the packages of" \
 		"tests/interop/trainers.txt cannot be installed (the reason is above)" >&2; exit 0; }; \
 	.venv-trainers/bin/python -m pytest -rs -m soak --timeout=3600 -p no:cacheprovider \
-		$(TRAINER_TESTS)
+		$(TRAINER_TESTS) && \
+	KERAS_BACKEND=jax .venv-trainers/bin/python -m pytest -rs -p no:cacheprovider $(JAX_DRIFT)
+	@$(MAKE) --silent .venv-trainers-newest/.ready || { echo "make trainers: SKIPPED the newest versions:" \
+		"their packages cannot be installed (the reason is above)" >&2; exit 0; }; \
+	KERAS_BACKEND=jax .venv-trainers-newest/bin/python -m pytest -rs -p no:cacheprovider $(JAX_DRIFT)
 	@$(MAKE) --silent .venv-torchtitan/.ready || { echo "make trainers: SKIPPED torchtitan: its" \
 		"packages cannot be installed (the reason is above)" >&2; exit 0; }; \
 	.venv-torchtitan/bin/python -m pytest -rs -m soak -p no:cacheprovider \
-		tests/interop/test_trainers.py -k torchtitan
+		tests/interop/test_trainers.py -k torchtitan && \
+	.venv-torchtitan/bin/python -m pytest -rs -p no:cacheprovider $(DRIFT) -k "DCP or Holdfast or titan"
 
 engines: $(STAMP) ## train under Slurm, torchrun and Ray, and in containers, and lose ranks, nodes and allocations there
 	@command -v slurmctld >/dev/null || DEBIAN_FRONTEND=noninteractive apt-get install -qq -y \
@@ -135,7 +142,7 @@ soak: $(STAMP) $(AZURITE_STAMP) ## break it on purpose, for an hour, and write d
 	$(BIN)/python -m tests.trust.figures
 
 clean: ## remove everything that is not source
-	rm -rf $(VENV) $(BENCH_VENV) $(DIST_VENV) $(DOCS_VENV) $(JAX_VENVS) $(TORCH_VENVS) .venv-ray .venv-trainers .venv-torchtitan build dist src/*.egg-info \
+	rm -rf $(VENV) $(BENCH_VENV) $(DIST_VENV) $(DOCS_VENV) $(JAX_VENVS) $(TORCH_VENVS) .venv-ray .venv-trainers .venv-trainers-newest .venv-torchtitan build dist src/*.egg-info \
 		.hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -203,6 +210,13 @@ $(DIST_STAMP): constraints.txt Makefile
 .venv-trainers/.ready: pyproject.toml tests/interop/trainers.txt
 	$(TRAINERS_PYTHON) -m venv --clear .venv-trainers
 	.venv-trainers/bin/python -m pip install -qq -e . -r tests/interop/trainers.txt
+	@touch $@
+
+# What is pinned nowhere, so that a new release of a trainer is seen here first.
+.venv-trainers-newest/.ready: pyproject.toml Makefile
+	$(TRAINERS_PYTHON) -m venv --clear .venv-trainers-newest
+	.venv-trainers-newest/bin/python -m pip install -qq -e . flax google-tunix grain hypothesis jax \
+		keras orbax-checkpoint pytest pytest-timeout
 	@touch $@
 
 .venv-ray/.ready: pyproject.toml constraints.txt Makefile

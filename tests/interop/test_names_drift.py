@@ -1,7 +1,8 @@
 """What the stand-ins replace is as it was when they were written: names, methods and parameters.
 
-A new version of Orbax, PyTorch, transformers, Lightning or accelerate that has another interface
-fails here, by the names that differ, before a training does.
+A new version of a trainer, or of Orbax or PyTorch, that has another interface fails here, by the
+names that differ, before a training does. `make trainers` runs it with the trainers that are in
+environments of their own, and with the newest released versions.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ import fnmatch
 import importlib
 import importlib.util
 import inspect
+import operator
+import re
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -172,6 +175,12 @@ OVERRIDES = {
         "holdfast.interop.trainers.transformers",
         "_Callback",
     ),
+    "torchtitan's manager": (
+        "torchtitan.components.checkpointer.base",
+        "BaseCheckpointManager",
+        "holdfast.interop.trainers.torchtitan",
+        "HoldfastCheckpointManager",
+    ),
     "Lightning's callback": (
         "lightning.pytorch",
         "Callback",
@@ -205,6 +214,8 @@ def test_an_overridden_method_takes_what_the_original_takes(title: str) -> None:
 
 
 CALLED = {
+    "keras.callbacks.OrbaxCheckpoint": "on_train_batch_end on_epoch_end on_train_end",
+    "keras.Model": "set_state_tree",
     "accelerate.Accelerator": "prepare save_state load_state register_for_checkpointing",
     "transformers.Trainer": "add_callback train get_train_dataloader",
     "transformers.TrainerCallback": CALLBACK,
@@ -215,9 +226,30 @@ CALLED = {
 @pytest.mark.parametrize("place", CALLED)
 def test_what_is_called_is_there(place: str) -> None:
     module, _, name = place.rpartition(".")
-    pytest.importorskip(module, reason=f"{module} cannot be had here")
+    pytest.importorskip(module.partition(".")[0], reason=f"{module} cannot be had here")
     kind = public(module, name)()
     assert [each for each in CALLED[place].split() if not callable(getattr(kind, each, None))] == []
+
+
+def test_what_keras_calls_of_its_checkpointer_is_there() -> None:
+    pytest.importorskip("keras", reason="Keras cannot be had here")
+    from holdfast.interop.orbax.v1.training import Checkpointer
+
+    source = inspect.getsource(inspect.getmodule(public("keras.callbacks", "OrbaxCheckpoint")()))
+    methods = set(re.findall(r"self\.checkpointer\.(\w+)\(", source))
+    assert "save_checkpointables" in methods
+    assert [name for name in methods if not hasattr(Checkpointer, name)] == []
+
+
+def test_what_tunix_takes_from_orbax_is_there() -> None:
+    pytest.importorskip("tunix", reason="Tunix cannot be had here")
+    import holdfast.interop.orbax as own
+
+    source = inspect.getsource(importlib.import_module("tunix.sft.checkpoint_manager"))
+    names = set(re.findall(r"\bocp\.(\w+(?:\.\w+)*)", source))
+    assert "CheckpointManager" in names
+    for name in names:
+        operator.attrgetter(name)(own)
 
 
 def test_a_difference_is_found() -> None:
