@@ -582,9 +582,27 @@ def items_that_are_gone_or_damaged(module, folder):
     written = importlib.import_module("orbax.checkpoint").v1
     for path in ("a", "b"):
         written.save_checkpointables(folder / path, {"one": tree, "two": {"b": 1}})
+    written.save_checkpointables(folder / "c", {"one": tree, "two": {"b": 1}})
+    with written.training.Checkpointer(folder / "run") as checkpointer:
+        for step in (1, 2):
+            checkpointer.save_checkpointables(step, {"one": tree, "two": {"b": 1}})
     shutil.rmtree(folder / "a" / "two")
     (folder / "b" / "two" / "_METADATA").write_text("")
+    deleted = [
+        attempt(lambda: ocp.delete(folder / "c", checkpointable_name="none"), plain),
+        ocp.delete(folder / "c", checkpointable_name="two"),
+        shown_all(ocp.load_checkpointables(folder / "c")),
+        attempt(lambda: ocp.delete(folder / "c", checkpointable_name="one"), plain),
+    ]
+    with ocp.training.Checkpointer(folder / "run") as checkpointer:
+        deleted += [
+            checkpointer.delete(1, checkpointable_name="two"),
+            checkpointer.delete(1, checkpointable_name="two", missing_ok=True),
+            shown_all(checkpointer.load_checkpointables(1)),
+            [found.step for found in checkpointer.checkpoints],
+        ]
     return [
+        deleted,
         shown_all(ocp.load_checkpointables(folder / "a")),
         attempt(lambda: ocp.load_checkpointables(folder / "a", {"two": None}), plain),
         shown(ocp.load(folder / "b", checkpointable_name="one")),
