@@ -6,6 +6,7 @@ The packages that AXLearn needs are in tests/interop/trainers.txt; `make trainer
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -53,13 +54,16 @@ def test_a_killed_trainer_ends_with_the_bits_of_axlearns_own_checkpointer(
     source: str, mesh: str, environment: dict[str, str], tmp_path: Path
 ) -> None:
     train = "axlearn_training"
-    own, ours = tmp_path / "own", tmp_path / "ours"
+    own, ours, continued = (tmp_path / name for name in ("own", "ours", "continued"))
     run(environment, train, own, "axlearn", source, "8x1", 6, -1)
+    shutil.copytree(own, continued)
     status, expected = run(environment, train, own, "axlearn", source, mesh, 12, -1)
     assert status == 0
     killed, _ = run(environment, train, ours, "holdfast", source, "8x1", 12, 9)
     assert killed == -signal.SIGKILL
     assert run(environment, train, ours, "holdfast", source, mesh, 12, -1) == (0, expected)
+    # The training of AXLearn's own checkpointer goes on with this one.
+    assert run(environment, train, continued, "holdfast", source, mesh, 12, -1) == (0, expected)
     assert expected[0] == "12"
     assert "VDict" in expected
     with holdfast.open_run(ours / "checkpoints") as saved:
