@@ -53,26 +53,29 @@ def test_a_job_under_torchrun_goes_on_with_another_number_of_processes(
 def test_the_rank_whose_replica_changes_is_named_and_all_ranks_go_back_together(
     one_host: Host, tmp_path: Path
 ) -> None:
-    command = [
-        *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=3"),
-        *("-m", "tests.adapt.torch_differing_job", str(tmp_path / "run")),
+    address, _, port = free_address().partition(":")
+    ranks = [
+        one_host.start(
+            *("-m", "tests.adapt.torch_differing_job", tmp_path / "run"),
+            stem="torch",
+            RANK=str(rank),
+            WORLD_SIZE="3",
+            LOCAL_RANK=str(rank),
+            MASTER_ADDR=address,
+            MASTER_PORT=port,
+        )
+        for rank in range(3)
     ]
-    done = subprocess.run(
-        command,
-        env=one_host.environment,
-        cwd=Path(__file__).parents[2],
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
-    assert done.returncode == 0, done.stderr
+    ends = [rank.communicate(timeout=250) for rank in ranks]
+    out, said = ("".join(texts) for texts in zip(*ends, strict=True))
+    assert [rank.returncode for rank in ranks] == [0] * 3, said
     found = read_events(tmp_path / "run", ReplicasDiffer)
     assert {event.rank for event in found} == {1}
     first = min(found, key=lambda event: event.step)
     assert (first.step, first.arrays) == (6, ("optimizer/state/0/exp_avg",))
-    assert "replicas differ at step 6: optimizer/state/0/exp_avg on rank 1" in done.stderr
-    ways = {tuple(way) for way in re.findall(r"goes back from (\d+) to (\d+)", done.stdout)}
-    assert done.stdout.count("goes back") == done.stdout.count("as without the difference") == 3
+    assert "replicas differ at step 6: optimizer/state/0/exp_avg on rank 1" in said
+    ways = {tuple(way) for way in re.findall(r"goes back from (\d+) to (\d+)", out)}
+    assert out.count("goes back") == out.count("as without the difference") == 3
     ((at, start),) = ways
     # They learn of it at a vote, and the flip is after the checkpoint to which they go back.
     assert int(at) % 4 == 0
