@@ -47,7 +47,7 @@ def _equal(found: dict[str, torch.Tensor], state: dict[str, torch.Tensor]) -> bo
     return found.keys() == state.keys() and all(torch.equal(found[k], state[k]) for k in state)
 
 
-@pytest.mark.parametrize("option", ["--hf", "--torch"])
+@pytest.mark.parametrize("option", ["--hf", pytest.param("--torch", marks=pytest.mark.soak)])
 def test_an_export_takes_memory_for_pieces_only(
     option: str, state: dict[str, torch.Tensor], tmp_path: Path
 ) -> None:
@@ -86,7 +86,7 @@ def test_a_disk_without_room_for_a_scratch_file_is_an_error(tmp_path: Path) -> N
     assert [array.tolist() for array in arrays] == [[7], [], [9, 9]]
 
 
-@pytest.mark.parametrize("program", ["torch.save", "dcp"])
+@pytest.mark.parametrize("program", ["torch.save", pytest.param("dcp", marks=pytest.mark.soak)])
 def test_an_import_takes_memory_for_pieces_only(
     program: str, state: dict[str, torch.Tensor], tmp_path: Path
 ) -> None:
@@ -104,6 +104,7 @@ def test_an_import_takes_memory_for_pieces_only(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run", "source"]
 
 
+@pytest.mark.soak
 def test_checkpoints_of_orbax_take_memory_for_groups_only(tmp_path: Path) -> None:
     jnp = pytest.importorskip("jax.numpy", reason="JAX cannot be had here")
     ocp = pytest.importorskip("orbax.checkpoint", reason="Orbax cannot be had here")
