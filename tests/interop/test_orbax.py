@@ -16,8 +16,10 @@ from typing import Any
 
 import pytest
 
+from tests.engine.making import memory_folder
 from tests.hosts import host
 from tests.interop.orbax_v1_programs import PROGRAMS
+from tests.made_once import made_once
 
 SCRIPT = Path(__file__).with_name("orbax_sequences.py")
 SEEDS = 2
@@ -36,8 +38,14 @@ pytestmark = [
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     """What the programs, and those of the first seeds, see with each of the two modules."""
-    folder = tmp_path_factory.mktemp("programs")
-    with host() as made:
+    seen: dict[str, dict[str, Any]] = made_once(tmp_path_factory, "programs", see_programs)
+    return seen
+
+
+def see_programs() -> dict[str, dict[str, Any]]:
+    # In memory: Orbax waits for the disk at each save.
+    with host() as made, memory_folder() as place:
+        folder = Path(place)
         running = [
             subprocess.Popen(
                 [
@@ -55,7 +63,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
                 assert process.wait(850) == 0
             finally:
                 process.kill()
-    return {name: json.loads((folder / f"{name}.json").read_text()) for name in MODULES}
+        return {name: json.loads((folder / f"{name}.json").read_text()) for name in MODULES}
 
 
 def differences(orbax: Any, own: Any, place: str) -> list[str]:

@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.engine.making import memory_folder
 from tests.hosts import host
+from tests.made_once import made_once
 
 SCRIPT = Path(__file__).with_name("orbax_round_trips.py")
 
@@ -25,8 +27,14 @@ pytestmark = pytest.mark.timeout(900)
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
     """What is different after each of the round trips."""
-    folder = tmp_path_factory.mktemp("trips")
-    with host() as made:
+    seen: dict[str, list[str]] = made_once(tmp_path_factory, "trips", see_trips)
+    return seen
+
+
+def see_trips() -> dict[str, list[str]]:
+    # In memory: Orbax waits for the disk at each save.
+    with host() as made, memory_folder() as place:
+        folder = Path(place)
         subprocess.run(
             [sys.executable, "-W", "ignore", SCRIPT, folder / "trips", folder / "seen.json"],
             env=made.environment,
@@ -35,8 +43,8 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
             timeout=850,
             check=True,
         )
-    found: dict[str, list[str]] = json.loads((folder / "seen.json").read_text())
-    return found
+        found: dict[str, list[str]] = json.loads((folder / "seen.json").read_text())
+        return found
 
 
 @pytest.mark.parametrize("name", TRIPS)
