@@ -492,7 +492,7 @@ def run_machine(examples: int, steps: int) -> Counter[str]:
 def test_a_run_holds_what_a_plain_dict_holds() -> None:
     # In a process of its own: Hypothesis takes constants from the modules that are loaded, so that
     # the examples would depend on the tests before this one.
-    command = "from tests.trust.test_model import run_machine; print(len(run_machine(20, 40)))"
+    command = "from tests.trust.test_model import run_machine; print(len(run_machine(12, 40)))"
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run(
         [sys.executable, "-c", command],
