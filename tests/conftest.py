@@ -1,5 +1,6 @@
 """What every test runs under."""
 
+import json
 import os
 import signal
 from collections.abc import Iterator
@@ -7,6 +8,8 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
+
+from tests import prepared
 
 # Eight devices on one processor, for the tests of shardings; to be said before JAX is imported.
 os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
@@ -33,3 +36,10 @@ def environment_put_back() -> Iterator[None]:
     for name in os.environ.keys() - before.keys():
         del os.environ[name]
     os.environ.update(before)
+
+
+@pytest.fixture
+def quick_tries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Agents try again soon what has failed: the three tries of a save take no 4 s."""
+    name = "holdfast.coordination.settings:Settings.storage_retry_secs"
+    monkeypatch.setenv(prepared.TIMES, json.dumps({name: 0.1}))

@@ -256,6 +256,7 @@ def test_storage_that_is_lost_altogether_is_never_exit_code_0(
     assert str(run) in done.stderr
 
 
+@pytest.mark.usefixtures("quick_tries")
 def test_a_failure_that_the_trainer_was_told_of_is_its_exit_code(
     one_host: Host, tmp_path: Path
 ) -> None:

@@ -1,11 +1,9 @@
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 
 import pytest
 
-from tests import prepared
 from tests.hosts import Host, host
 from tests.trainer.job import some_hosts
 
@@ -17,13 +15,6 @@ def one_host(monkeypatch: pytest.MonkeyPatch) -> Iterator[Host]:
         monkeypatch.setenv("HOLDFAST_RAM", str(made.folder))
         monkeypatch.setenv("HOLDFAST_HOST", made.name)
         yield made
-
-
-@pytest.fixture
-def quick_tries(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Agents try again soon what has failed: the three tries of a save take no 4 s."""
-    name = "holdfast.coordination.settings:Settings.storage_retry_secs"
-    monkeypatch.setenv(prepared.TIMES, json.dumps({name: 0.1}))
 
 
 @pytest.fixture
