@@ -16,16 +16,22 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from holdfast.adapt.contract import EVERYTHING
+from holdfast.adapt.contract import EVERYTHING, OwnProcess
 from holdfast.adapt.jax.state import JaxFramework
 from holdfast.clock import SystemClock
 from holdfast.engine.lifecycle.run import create_run
 from holdfast.engine.reading.restore import fill_targets
+from holdfast.host.wire import protocol
 from holdfast.host.wire.agent_directory import agent_folders
+from holdfast.host.wire.client import AgentClient
 from holdfast.host.wire.config import AgentConfig
 from holdfast.host.wire.launch import find_agent
+from holdfast.peers.config import PeerConfig
 from holdfast.store.disk import DiskStore
+from holdfast.store.location import RunLocation
 from holdfast.trainer.opening.run_access import read_only
+from holdfast.trainer.ranks.peer_token import share_token
+from holdfast.trainer.ranks.rendezvous import Rendezvous
 from tests.hosts import WAIT_SECS, Host, events, wait_until
 from tests.manifests import manifests
 from tests.said import Said
@@ -119,18 +125,30 @@ class FailingAgent:
         self.control.unlink(missing_ok=True)
 
 
-def start_failing_agent(host: Host, run: Path, control: Path) -> FailingAgent:
+def start_failing_agent(
+    host: Host, run: Path, control: Path, *, has_peers: bool = False
+) -> FailingAgent:
     """Starts the agent before any trainer, so that the first one finds it; this process has to be
-    on the host."""
+    on the host. With peers it is that of a host of several."""
     run.mkdir(parents=True, exist_ok=True)
     create_run(DiskStore(run, SystemClock()), str(run), RUN_ID, datetime.now(UTC))
     folder = agent_folders(RUN_ID, host.name)[0]
     folder.mkdir(mode=0o700)
+    peers = None
+    if has_peers:
+        alone = Rendezvous(OwnProcess(), SystemClock())
+        peers = PeerConfig(
+            token_file=share_token(RunLocation(str(run)), RUN_ID, alone, SystemClock())
+        )
     config = AgentConfig(
-        run=str(run), run_id=RUN_ID, host=host.name, folder=str(folder), linger_secs=30
+        run=str(run), run_id=RUN_ID, host=host.name, folder=str(folder), linger_secs=30, peers=peers
     )
     host.start(AGENT, control, msgspec.json.encode(config).decode())
     wait_until(lambda: find_agent(RUN_ID, host.name) is not None)
+    # It stays as long as this process lives: a trainer may take longer to start than it waits.
+    client = AgentClient(folder)
+    client.call("expect", protocol.Empty(), protocol.AgentStatus)
+    client.close()
     return FailingAgent(control)
 
 

@@ -11,14 +11,16 @@ from __future__ import annotations
 import json
 import signal
 import sys
+import threading
 import time
+from collections.abc import Sequence
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 
 import holdfast
-from holdfast import save_decision_policy
+from holdfast import errors, preservation_policy, save_decision_policy
 
 ADDRESS, COUNT, RANK, RUN = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
 TODO = json.loads(sys.argv[5])
@@ -48,6 +50,25 @@ class Data:
         self.branches = list(state["branches"])
 
 
+class Hangs:
+    """A policy of the user, one of whose methods does not return."""
+
+    def should_save(self, step: int, previous: object, *, context: object) -> bool:
+        if TODO.get("hangs") == "should_save":
+            hang("should_save")
+        return False
+
+    def should_preserve(self, checkpoints: Sequence[object], *, context: object) -> list[bool]:
+        if TODO.get("hangs") == "should_preserve":
+            hang("should_preserve")
+        return [True] * len(checkpoints)
+
+
+def hang(method: str) -> None:
+    say(hangs=method)
+    threading.Event().wait()
+
+
 def stand_still(place: str) -> None:
     if TODO.get("stands") == [RANK, place]:
         say(stands=place)
@@ -68,9 +89,14 @@ def main() -> None:
     data, trail = Data(), torch.zeros(STEPS_MAX, dtype=torch.int64)
     state = {"model": model, "optimizer": optimizer, "data": data, "trail": trail}
     every = save_decision_policy.FixedIntervalPolicy
+    saves, keeps = every(TODO["every"]), preservation_policy.LatestN(3)
+    if "hangs" in TODO:
+        saves = save_decision_policy.AnySavePolicy([saves, Hangs()])
+        keeps = preservation_policy.AnyPreservationPolicy([keeps, Hangs()])
     with holdfast.CheckpointManager(
         RUN,
-        save_decision_policy=every(TODO["every"]),
+        save_decision_policy=saves,
+        preservation_policy=keeps,
         ram=holdfast.RamTier(save_decision_policy=every(1), linger_secs=300),
     ) as manager:
         stand_still("resume")
@@ -84,10 +110,14 @@ def main() -> None:
                 dist.all_reduce(parameter.grad)
             optimizer.step()
             trail[step] = TODO["branch"]
-            manager.save(step, state)
+            try:
+                manager.save(step, state)
+            except errors.SaveFailedError as error:
+                say(failed=error.steps, at=step, message=str(error))
             say(step=step)
         stand_still("finish")
         manager.finish(step, state)
+    say(closed=True)
     dist.destroy_process_group()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.util
 import shutil
 import subprocess
@@ -16,6 +17,8 @@ from tests.store.places import mounted
 from tests.trainer.job import Job, lose, some_hosts
 from tests.trainer.job import start_job as start_any_job
 from tests.trainer.test_moved_runs import put_back
+from tests.trust.failing_rig import committed, start_failing_agent
+from tests.trust.test_failing_disk import BYTES
 
 TRAINER = Path(__file__).with_name("rank_trainer.py")
 LOST_SECS = 200.0
@@ -110,3 +113,50 @@ def test_the_others_do_not_wait_an_hour_for_a_rank_whose_host_is_lost_before_the
     assert "rank 1 (on host-b) of 2 sent no heartbeat for 100 s" in said
     expire_leases(run)
     assert trained(hosts, run, 3, branch=3)[:8] == [1] * 8
+
+
+def test_a_full_disk_on_one_of_two_hosts_loses_nothing_and_is_named(
+    four_hosts: list[Host], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hosts, run = four_hosts[:2], tmp_path / "run"
+    monkeypatch.setenv("HOLDFAST_RAM", str(hosts[1].folder))
+    monkeypatch.setenv("HOLDFAST_HOST", hosts[1].name)
+    agent = start_failing_agent(hosts[1], run, tmp_path / "control", has_peers=True)
+    job = start_job(hosts, run, more=1000, branch=1, sleep=0.05)
+    job.wait_until(lambda: committed(run) >= 10)
+    agent.fail("*/run/*", BYTES, errno=errno.ENOSPC)
+    before = committed(run)
+    failed = [rank.await_line("failed", secs=120) for rank in job.ranks]
+    for line in failed:
+        assert min(line["failed"]) > before - 5, line
+        assert "host-b" in line["message"], line
+        assert "No space left on device" in line["message"], line
+    await_step(job, failed[0]["at"] + 20)
+    agent.work()
+    job.wait_until(lambda: committed(run) > failed[0]["at"] + 20)
+    for rank in job.ranks:
+        steps = [step for line in rank.said("failed") for step in line["failed"]]
+        assert len(steps) == len(set(steps)), steps
+    job.kill()
+    for one in hosts:
+        one.kill_agents()
+    expire_leases(run)
+    newest = committed(run)
+    assert len(trained(hosts, run, 3, branch=2)) > newest
+
+
+@pytest.mark.parametrize("method", ["should_save", "should_preserve"])
+def test_a_policy_that_hangs_is_named_and_holds_no_other_rank(
+    four_hosts: list[Host], tmp_path: Path, method: str
+) -> None:
+    hosts, run = four_hosts[:2], tmp_path / "run"
+    job = start_job(hosts, run, more=300, branch=1, sleep=0.05, hangs=method)
+    job.ranks[0].await_line("hangs", secs=120)
+    # Saves that built-in policies choose go on, and the other rank closes while rank 0 waits.
+    job.ranks[1].await_line("closed", secs=120)
+    assert not job.ranks[0].said("closed")
+    job.ranks[0].await_line("closed", secs=120)
+    said = "".join(job.ranks[0].errors)
+    assert f"Hangs.{method} has not returned for 10 s" in said, job.told()
+    assert f"Hangs.{method} did not return within 60 s, and is abandoned" in said, job.told()
+    assert committed(run) == 299

@@ -121,7 +121,7 @@ class StorageWorker:
             newer = await self._newer_attempt(raised)
             error = await self._explained(raised)
             log.warning("cannot write parts of %s to the durable tier: %s", effect.id, error)
-            return inputs.WriteFailed(effect.id, _reason(error), newer)
+            return inputs.WriteFailed(effect.id, self._reason_here(error), newer)
         return inputs.PartsWritten(effect.id, effect.ranks)
 
     async def commit(self, effect: effects.Commit) -> inputs.CommitWritten | inputs.CommitFailed:
@@ -132,7 +132,7 @@ class StorageWorker:
             newer = await self._newer_attempt(raised)
             error = await self._explained(raised)
             log.warning("cannot commit %s: %s", effect.id, error)
-            return inputs.CommitFailed(effect.id, _reason(error), newer)
+            return inputs.CommitFailed(effect.id, self._reason_here(error), newer)
         now_secs = self._run.clock.monotonic()
         secs = now_secs - self._began_secs.pop(effect.id, now_secs)
         self._began_secs.clear()
@@ -540,6 +540,11 @@ class StorageWorker:
             if reason is not None:
                 return StorageError(reason)
         return error
+
+    def _reason_here(self, error: Exception) -> str:
+        """Return the reason of a failed save, as text; all hosts of a job report it."""
+        config = self._run.config
+        return f"host {config.host}: {_reason(error)}" if config.peers else _reason(error)
 
     async def _newer_attempt(self, error: Exception) -> AttemptId:
         """Return the attempt that fenced a failed operation; none if it failed otherwise."""
