@@ -173,7 +173,7 @@ class CheckpointManager:
         except HoldfastError as own:
             # Raising this error would hide the one that ended the training.
             log.warning("the manager was closed after an error: %s", own)
-            error.add_note(f"holdfast: {own}")
+            error.add_note(f"holdfast: after this error the manager was closed, and: {own}")
 
     def save(
         self,
