@@ -146,6 +146,7 @@ clean: ## remove everything that is not source
 		.hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
+# Bytecode is made when a module is first imported: most of what is installed never is.
 $(DEMO_STAMP): pyproject.toml constraints.txt
 	@test -n "$(IDENTITY)" || { \
 		echo "Holdfast needs Python 3.11 or newer, and $(PYTHON) is" \
@@ -154,7 +155,7 @@ $(DEMO_STAMP): pyproject.toml constraints.txt
 		exit 1; }
 	@echo "Setting up $(VENV); this takes half a minute."
 	$(PYTHON) -m venv --clear $(VENV)
-	$(BIN)/python -m pip install -qq -c constraints.txt -e '.[demo]'
+	$(BIN)/python -m pip install -qq --no-compile -c constraints.txt -e '.[demo]'
 	@touch $@
 
 $(TORCH_DEMO_STAMP): $(DEMO_STAMP)
