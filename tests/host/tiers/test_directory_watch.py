@@ -32,7 +32,7 @@ def request(path: Path, directory: str) -> Attach:
         rank=0,
         count=1,
         attempt=None,
-        takeover=True,
+        takeover=False,
         durable=TierPolicies(save=None, preserve=None),
         ram=None,
         ram_limit_bytes=None,
