@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import statistics
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -26,6 +27,8 @@ SAVES = {"adam": 3, "many": 1, "large": 1}
 """In each round; of 20,000 leaves Orbax takes half a minute for one."""
 HOSTS = 4
 HOST_STEPS = 1000
+REPLICATED_GB = 1.0
+REPLICATED_SAVES = 10
 BUCKET_GB = 1.0
 BUCKET_STEPS = 40
 BUCKET_UNITS = ("secs", "cpu_secs")
@@ -460,6 +463,38 @@ def hosts(bench: Bench) -> Iterator[Figure]:
     )
 
 
+def replicas(bench: Bench) -> Iterator[Figure]:
+    """Saves of two ranks that compare a twentieth of what both hold, beside such that do not."""
+    found: Rounds = {"plain": [], "checked": []}
+    for number in range(bench.rounds):
+        for name in found if number % 2 == 0 else reversed(found):
+            with bench.directory() as directory:
+                found[name].append(
+                    bench.worker(
+                        "replica_check",
+                        directory=directory,
+                        size_gb=REPLICATED_GB * bench.scale,
+                        count=REPLICATED_SAVES,
+                        is_checked=name == "checked",
+                    )
+                )
+    for row, unit, wanted in (
+        ("blocked by `save` that compares replicas, of one that does not", "blocked_secs", 1.25),
+        ("until durable with a comparison of replicas, of without", "durable_secs", 1.1),
+    ):
+        secs = {
+            name: median_of(rounds, operator.itemgetter(unit)) for name, rounds in found.items()
+        }
+        yield Figure(
+            row=f"PyTorch, 2 ranks: {row}",
+            state=f"{REPLICATED_GB * bench.scale:.2g} GB on each",
+            reached=secs["checked"] / secs["plain"],
+            wanted=wanted,
+            at_most=True,
+            measured={"rounds": found},
+        )
+
+
 def buckets(bench: Bench) -> Iterator[Figure]:
     """Upload and restore at a server of S3 on tmpfs, beside obstore on the same bytes.
 
@@ -630,6 +665,7 @@ ROWS: dict[str, Callable[[Bench], Iterator[Figure]]] = {
     "buckets": buckets,
     "bucket-training": bucket_training,
     "hosts": hosts,
+    "replicas": replicas,
     **TORCH_ROWS,
     "watched": watched,
 }

@@ -27,6 +27,7 @@ TASKS = {
     "start": "benchmarks.tasks_start",
     "watched": "benchmarks.tasks_watching",
     "steps_between": "benchmarks.tasks_hosts",
+    "replica_check": "benchmarks.tasks_replicas",
     "torch_train": "benchmarks.tasks_torch",
     "torch_peak_memory": "benchmarks.tasks_torch",
     "torch_save": "benchmarks.tasks_torch",

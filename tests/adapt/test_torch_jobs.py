@@ -72,14 +72,16 @@ def test_the_rank_whose_replica_changes_is_named_and_all_ranks_go_back_together(
     found = read_events(tmp_path / "run", ReplicasDiffer)
     assert {event.rank for event in found} == {1}
     first = min(found, key=lambda event: event.step)
-    assert (first.step, first.arrays) == (6, ("optimizer/state/0/exp_avg",))
-    assert "replicas differ at step 6: optimizer/state/0/exp_avg on rank 1" in said
+    # Step 4 and step 8 are durable. The record of step 6 may leave RAM before it is read.
+    assert first.step in (6, 7)
+    assert "optimizer/state/0/exp_avg" in first.arrays
+    assert f"replicas differ at step {first.step}: " in said
     ways = {tuple(way) for way in re.findall(r"goes back from (\d+) to (\d+)", out)}
     assert out.count("goes back") == out.count("as without the difference") == 3
     ((at, start),) = ways
     # They learn of it at a vote, and the flip is after the checkpoint to which they go back.
     assert int(at) % 4 == 0
-    assert 0 < int(start) <= 6
+    assert int(start) == 5
     difference = last_difference(found)
     assert difference is not None
     assert difference.alone == 1

@@ -1,6 +1,7 @@
 """One process of a job of PyTorch in which one replica changes, as by a flipped bit.
 
-All ranks go back to where their replicas were equal, and end with the state of a job without it.
+It is saved to RAM alone at first. All ranks go back to where their replicas were equal, and end
+with the state of a job without the change.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ def main(run: str) -> None:
     with holdfast.CheckpointManager(
         run,
         replicas=check,
-        save_decision_policy=save_decision_policy.FixedIntervalPolicy(1),
+        save_decision_policy=save_decision_policy.FixedIntervalPolicy(4),
+        ram=holdfast.RamTier(save_decision_policy=save_decision_policy.FixedIntervalPolicy(1)),
         preservation_policy=preservation_policy.LatestN(2),
     ) as manager:
         step, state = manager.resume(state)
