@@ -36,7 +36,6 @@ def run(of: ProgramFacts | None, epochs: dict | None = None, **streams: str) -> 
     saves = {
         step: ProofSave(
             step=step,
-            pid=1,
             streams={name: text[step] for name, text in streams.items()},
             epochs={name: numbers[step] for name, numbers in (epochs or {}).items()},
             facts=of if step == 0 else None,

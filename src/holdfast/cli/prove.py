@@ -189,10 +189,12 @@ def _print(proof: Proof) -> None:
         output.note(
             f"the program ended before {proof.request.kill_count - len(proof.kills)} of the kills"
         )
+    counts = verdict.document
     compared = (
         f"{counted(len(verdict.steps), 'step')} from {verdict.steps[0]} to {verdict.steps[-1]}, "
-        f"each {counted(verdict.array_count, 'array')}, {size_text(verdict.array_bytes)} in all, "
-        f"{counted(verdict.value_count, 'value')}, {counted(verdict.metric_count, 'metric')}; "
+        f"each {counted(counts['arrays_per_step'], 'array')}, "
+        f"{size_text(counts['compared_bytes'])} in all, {counted(counts['values'], 'value')}, "
+        f"{counted(counts['metrics'], 'metric')}; "
         f"{counted(proof.rank_count, 'process', 'processes')}"
     )
     if first is None:

@@ -78,11 +78,7 @@ class Proof:
         return {
             "identical": verdict.is_equal,
             "deterministic": not self.is_repeat,
-            "steps": list(verdict.steps),
-            "arrays_per_step": verdict.array_count,
-            "compared_bytes": verdict.array_bytes,
-            "values": verdict.value_count,
-            "metrics": verdict.metric_count,
+            **verdict.document,
             "processes": self.rank_count,
             "seed": self.request.seed,
             "kills": [

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from holdfast.comparison.differences import Comparison, compare
 from holdfast.comparison.places import run_contents
@@ -81,30 +82,38 @@ def read_run(folder: Path, name: str) -> SavedRun:
     return SavedRun(directory=directory, steps=steps, saves=saves)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Verdict:
     """The result of comparing two runs of the program.
 
     Attributes:
         steps: the steps that were compared, ascending; the last one differs if one does.
-        first: the comparison of the first step that differs; None: none does.
-        array_count: how many arrays each step has.
-        array_bytes: the size of all arrays that were compared.
-        value_count: how many values were compared.
-        metric_count: how many metrics were compared.
+        compared: the comparison of each step.
     """
 
     steps: tuple[int, ...]
-    first: Comparison | None
-    array_count: int
-    array_bytes: int
-    value_count: int
-    metric_count: int
+    compared: tuple[Comparison, ...]
+
+    @property
+    def first(self) -> Comparison | None:
+        """The comparison of the first step that differs; None: none does."""
+        return None if self.is_equal else self.compared[-1]
 
     @property
     def is_equal(self) -> bool:
         """Whether no step differs."""
-        return self.first is None
+        return self.compared[-1].is_equal
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """What was compared, as JSON shows it."""
+        return {
+            "steps": list(self.steps),
+            "arrays_per_step": self.compared[-1].array_count,
+            "compared_bytes": sum(comparison.array_bytes for comparison in self.compared),
+            "values": sum(comparison.value_count for comparison in self.compared),
+            "metrics": sum(comparison.metric_count for comparison in self.compared),
+        }
 
 
 def judge(a: SavedRun, b: SavedRun, last_step: int | None = None) -> Verdict:
@@ -121,22 +130,13 @@ def judge(a: SavedRun, b: SavedRun, last_step: int | None = None) -> Verdict:
             f"prove: expected checkpoints of equal steps, found steps {_range(a.steps)} and "
             f"{_range(b.steps)}; does the program resume?"
         )
-    compared, first = list[Comparison](), None
+    compared = list[Comparison]()
     for step in common:
         comparison = compare(run_contents(a.directory, step), run_contents(b.directory, step))
-        comparison = without_undrawn(comparison, a, b)
-        compared.append(comparison)
-        if not comparison.is_equal:
-            first = comparison
+        compared.append(without_undrawn(comparison, a, b))
+        if not compared[-1].is_equal:
             break
-    return Verdict(
-        steps=tuple(common[: len(compared)]),
-        first=first,
-        array_count=compared[-1].array_count,
-        array_bytes=sum(comparison.array_bytes for comparison in compared),
-        value_count=sum(comparison.value_count for comparison in compared),
-        metric_count=sum(comparison.metric_count for comparison in compared),
-    )
+    return Verdict(tuple(common[: len(compared)]), tuple(compared))
 
 
 def without_undrawn(comparison: Comparison, a: SavedRun, b: SavedRun) -> Comparison:
@@ -151,16 +151,11 @@ def without_undrawn(comparison: Comparison, a: SavedRun, b: SavedRun) -> Compari
         for stream in ("python", "numpy")
         if stream not in drawn
     )
-    is_left_out = [f"{d.name}/".startswith(starts) for d in comparison.differences]
-    if not any(is_left_out):
+    kept = tuple(d for d in comparison.differences if not f"{d.name}/".startswith(starts))
+    if kept == comparison.differences:
         return comparison
-    return replace(
-        comparison,
-        differences=tuple(
-            d for d, out in zip(comparison.differences, is_left_out, strict=True) if not out
-        ),
-        left_out=(*comparison.left_out, "states of generators that the program never draws from"),
-    )
+    reason = "states of generators that the program never draws from"
+    return replace(comparison, differences=kept, left_out=(*comparison.left_out, reason))
 
 
 def _range(steps: Sequence[int]) -> str:

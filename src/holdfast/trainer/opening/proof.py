@@ -72,7 +72,6 @@ class ProofStop(msgspec.Struct, frozen=True, kw_only=True):
     """A process that has stopped, and waits for a signal or until this report is removed."""
 
     step: int
-    rank: int
     pid: int
     is_last: bool
 
@@ -91,14 +90,12 @@ class ProofSave(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         step: the step.
-        pid: the process.
         streams: the digest of the state of each random generator that programs share, by name.
         epochs: the epoch of each sampler that has one.
         facts: what is known of the program; None after the first save of a process.
     """
 
     step: int
-    pid: int
     streams: dict[str, str]
     epochs: dict[str, int]
     facts: ProgramFacts | None = None
@@ -204,7 +201,7 @@ class ProofLink:
             return
         self._order = msgspec.structs.replace(order, stop_step=None)
         path = self._folder / STOPPED
-        stop = ProofStop(step=step, rank=self._rank, pid=os.getpid(), is_last=is_last)
+        stop = ProofStop(step=step, pid=os.getpid(), is_last=is_last)
         replace_file(path, msgspec.json.encode(stop))
         until_secs = self._clock.monotonic() + STOP_SECS
         while path.exists() and self._clock.monotonic() < until_secs:
@@ -214,13 +211,7 @@ class ProofLink:
         """Report the generators of this process at a save that was accepted."""
         facts = None if self._has_facts else program_facts(state)
         self._has_facts = True
-        save = ProofSave(
-            step=step,
-            pid=os.getpid(),
-            streams=random_streams(),
-            epochs=epochs_of(),
-            facts=facts,
-        )
+        save = ProofSave(step=step, streams=random_streams(), epochs=epochs_of(), facts=facts)
         self._append("saves", save)
 
     def _append(self, kind: str, report: msgspec.Struct) -> None:
