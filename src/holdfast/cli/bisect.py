@@ -7,11 +7,10 @@ from pathlib import Path
 import click
 
 from holdfast.cli import output
+from holdfast.cli.diff import NOT_COMPARABLE, print_differences
 from holdfast.cli.prove import (
-    NOT_COMPARABLE,
     directory_option,
     judged,
-    print_differences,
     timeout_option,
 )
 from holdfast.proving.bisection import Bisection, BisectRequest, Outcome
@@ -92,4 +91,5 @@ def _print(result: Bisection) -> None:
             if result.is_second_equal:
                 text += ". The second replay agrees with the run; the first may have met a fault"
     output.print_line(f"{result.outcome.value}: {text}")
-    print_differences(result.verdict.first)
+    if result.verdict.first is not None:
+        print_differences(result.verdict.first.differences, indent="  ")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 
 import click
@@ -9,7 +10,7 @@ import click
 from holdfast.cli import output
 from holdfast.cli.output import counted, size_text
 from holdfast.comparison.contents import Contents
-from holdfast.comparison.differences import Comparison, compare
+from holdfast.comparison.differences import Comparison, Difference, compare
 from holdfast.comparison.places import opened, with_one_step
 from holdfast.errors import HoldfastError
 
@@ -71,20 +72,24 @@ def _not_comparable(kind: str, reason: str, as_json: bool) -> int:
 
 
 def _print(comparison: Comparison) -> None:
-    for difference in comparison.differences[:SHOWN_MAX]:
-        output.print_line(difference.text)
-    more = len(comparison.differences) - SHOWN_MAX
-    if more > 0:
-        output.print_line(f"and {counted(more, 'difference')} more, which --json lists")
+    print_differences(comparison.differences)
     for reason in comparison.left_out:
         output.note(f"not compared: {reason}")
-    verdict = "equal" if comparison.is_equal else "different"
-    output.print_line(f"{verdict}: {compared_text(comparison)}")
+    arrays, values = (
+        counted(comparison.array_count, "array"),
+        counted(comparison.value_count, "value"),
+    )
+    output.print_line(
+        f"{'equal' if comparison.is_equal else 'different'}: {arrays} "
+        f"({size_text(comparison.array_bytes)}), {values} and "
+        f"{counted(comparison.metric_count, 'metric')} compared"
+    )
 
 
-def compared_text(comparison: Comparison) -> str:
-    """Return what was compared, in words: `3 arrays (4.0 MB), 2 values and 1 metric`."""
-    arrays = counted(comparison.array_count, "array")
-    values = counted(comparison.value_count, "value")
-    metrics = counted(comparison.metric_count, "metric")
-    return f"{arrays} ({size_text(comparison.array_bytes)}), {values} and {metrics} compared"
+def print_differences(differences: Sequence[Difference], indent: str = "") -> None:
+    """Print the first differences of two checkpoints, a line each."""
+    for difference in differences[:SHOWN_MAX]:
+        output.print_line(f"{indent}{difference.text}")
+    more = len(differences) - SHOWN_MAX
+    if more > 0:
+        output.print_line(f"{indent}and {counted(more, 'difference')} more, which --json lists")

@@ -10,10 +10,9 @@ from typing import TypeVar
 import click
 
 from holdfast.cli import output
-from holdfast.cli.diff import SHOWN_MAX
+from holdfast.cli.diff import NOT_COMPARABLE, print_differences
 from holdfast.cli.output import counted, size_text
 from holdfast.clock import SystemClock
-from holdfast.comparison.differences import Comparison
 from holdfast.errors import HoldfastError, InvalidArgumentError
 from holdfast.proving.program import Execution, NotComparableError
 from holdfast.proving.proof import NAMED_MAX, Proof, ProofRequest
@@ -21,7 +20,6 @@ from holdfast.proving.proof import prove as prove_program
 from holdfast.supervise.command import ColdStarts, Signals
 from holdfast.supervise.own_folder import OF_PROOF, own_folder
 
-NOT_COMPARABLE = 2
 T = TypeVar("T")
 
 
@@ -155,15 +153,6 @@ def judged(
         return None
 
 
-def print_differences(comparison: Comparison | None) -> None:
-    """Print the first differences of two checkpoints, a line each."""
-    differences = () if comparison is None else comparison.differences
-    for difference in differences[:SHOWN_MAX]:
-        output.print_line(f"  {difference.text}")
-    if len(differences) > SHOWN_MAX:
-        output.print_line(f"  and {len(differences) - SHOWN_MAX} more, which --json lists")
-
-
 @contextlib.contextmanager
 def _proof_folder(directory: Path | None) -> Iterator[Path]:
     """Yield the new folder for what a program saves: the one given, or a temporary one."""
@@ -207,7 +196,7 @@ def _print(proof: Proof) -> None:
     output.print_line(
         f"different: step {verdict.steps[-1]} is the first one that differs; {against}"
     )
-    print_differences(first)
+    print_differences(first.differences, indent="  ")
     for cause in proof.causes:
         output.print_line(f"likely cause: {cause.name}: {cause.reason}")
         output.print_line(f"  {cause.cure}")

@@ -241,7 +241,7 @@ def _array_difference(
             count += number
             saved_by |= {rank_of_chunk} if rank_of_chunk is not None else set()
             pair = left.reshape(-1)[is_different], right.reshape(-1)[is_different]
-            largest = _larger(largest, _largest(*pair))
+            largest = _largest_of([largest, _largest(*pair)])
     tally.array_bytes += a.size_bytes
     if not count:
         return None
@@ -307,11 +307,11 @@ def _largest(a: np.ndarray, b: np.ndarray) -> float | int | None:
     return float(gaps.max())
 
 
-def _larger(one: float | int | None, other: float | int | None) -> float | int | None:
-    numbers = [number for number in (one, other) if number is not None]
-    if any(math.isnan(number) for number in numbers):
-        return math.nan
-    return max(numbers, default=None)
+def _largest_of(numbers: Sequence[float | int | None]) -> float | int | None:
+    """Return the largest number, or NaN if one is; None: all are none."""
+    present = [number for number in numbers if number is not None]
+    is_nan = any(math.isnan(number) for number in present)
+    return math.nan if is_nan else max(present, default=None)
 
 
 def _value_difference(name: str, a: object, b: object, rank: int | None) -> Difference | None:
@@ -365,16 +365,13 @@ def _grouped(differences: Sequence[Difference], sides: Sequence[Entries]) -> Ite
             continue
         size = max(sum(other.rpartition("/")[0] == name for other in side) for side in sides)
         numbers = [member.largest for member in members]
-        largest: float | int | None = None
-        for number in numbers:
-            largest = _larger(largest, number)
         yield Difference(
             name=name,
             kind="items",
             rank=rank,
             count=len(members),
             size=size,
-            largest=largest if None not in numbers else None,
+            largest=None if None in numbers else _largest_of(numbers),
         )
 
 

@@ -178,16 +178,16 @@ class ProgramRunner:
     def _run_to_end(self, starts: Starts, run: ProgramRun, pending: list[Kill]) -> None:
         for count in itertools.count():
             killed_before = len(run.kills) + len(run.ignored)
-            end = self._run_once(starts, run, pending, count)
+            code = self._run_once(starts, run, pending, count)
             if self._execution.signals.is_ending:
                 raise KeyboardInterrupt
-            if end.is_finished:
+            if code is None:
                 return
             if len(run.kills) + len(run.ignored) == killed_before:
                 after = f" after the {run.kills[-1][0].kind.value}" if run.kills else ""
                 raise NotComparableError(
                     f"prove: {run.name}: expected a program that ends with 0, found exit code "
-                    f"{end.code}{after}",
+                    f"{code}{after}",
                     run.last_lines(),
                 )
 
@@ -211,8 +211,10 @@ class ProgramRunner:
             order = msgspec.structs.replace(order, stop_step=kill.step, stop_rank=kill.rank)
         replace_file(folder / ORDER, msgspec.json.encode(order))
 
-    def _run_once(self, starts: Starts, run: ProgramRun, pending: list[Kill], count: int) -> _End:
-        """Start the program, and return how it has ended."""
+    def _run_once(
+        self, starts: Starts, run: ProgramRun, pending: list[Kill], count: int
+    ) -> int | None:
+        """Start the program; return its exit code, None if it has trained to its end."""
         self._put_order(run.folder, pending)
         (run.folder / STOPPED).unlink(missing_ok=True)
         reports = reports_folder(run.folder)
@@ -238,7 +240,7 @@ class ProgramRunner:
         if is_killed and is_finished and len(opened) == opened_count:
             # It was not started again, nor by a launcher of its own.
             run.ignored.append(run.kills.pop())
-        return _End(code=code or 0, is_finished=is_finished)
+        return None if is_finished else code
 
     def _attend(
         self, child: Child, run: ProgramRun, pending: list[Kill], reports: Path
@@ -289,14 +291,6 @@ class ProgramRunner:
             f"found {at or 'none, and no manager that was passed one'}: it hangs, or needs a "
             "longer --timeout"
         )
-
-
-@dataclass(frozen=True, slots=True)
-class _End:
-    """How one start of the program has ended."""
-
-    code: int
-    is_finished: bool
 
 
 def _kill(child: Child) -> None:
