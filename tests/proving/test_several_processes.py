@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,6 +25,7 @@ SECS_MAX = 900.0
 
 pytestmark = [
     pytest.mark.soak,
+    pytest.mark.timeout(2 * SECS_MAX),
     pytest.mark.skipif(
         importlib.util.find_spec("torch") is None, reason="PyTorch cannot be had here"
     ),
@@ -38,20 +38,26 @@ def one_host() -> Iterator[Host]:
         yield made
 
 
-def holdfast(host: Host, folder: Path, *arguments: str) -> tuple[int, dict]:
-    """Runs a command in `folder`; returns its exit code and its document."""
-    environment = host.environment | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, "-m", "holdfast", *arguments],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=SECS_MAX,
-    )
-    assert done.stdout, done.stderr
-    document: dict = json.loads(done.stdout)
-    return done.returncode, document | {"notes": done.stderr}
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working directory of the programs."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def ended(host: Host, *arguments: str, **variables: str) -> tuple[int, str, str]:
+    """Runs a Python program to its end; returns its exit code and its output."""
+    process = host.start(*arguments, OMP_NUM_THREADS="1", **variables)
+    out, err = process.communicate(timeout=SECS_MAX)
+    return process.returncode, out, err
+
+
+def holdfast(host: Host, *arguments: str) -> tuple[int, dict]:
+    """Runs a command of Holdfast; returns its exit code and its document."""
+    code, out, err = ended(host, "-m", "holdfast", *arguments)
+    assert out, err
+    document: dict = json.loads(out)
+    return code, document | {"notes": err}
 
 
 @pytest.mark.parametrize(
@@ -60,33 +66,22 @@ def holdfast(host: Host, folder: Path, *arguments: str) -> tuple[int, dict]:
     ids=["torchrun FSDP2", "torchrun DDP", "holdfast run --nproc"],
 )
 def test_a_training_of_two_ranks_is_the_same_with_each_kind_of_kill(
-    one_host: Host, tmp_path: Path, launcher: tuple[str, ...], kind: str
+    one_host: Host, folder: Path, launcher: tuple[str, ...], kind: str
 ) -> None:
-    code, proof = holdfast(
-        one_host, tmp_path, "prove", "--every", "1", "--json", "--", *launcher, kind
-    )
+    code, proof = holdfast(one_host, "prove", "--every", "1", "--json", "--", *launcher, kind)
     assert code == 0, proof
     assert proof["identical"]
     assert proof["processes"] == 2
     assert {kill["kind"] for kill in proof["kills"]} == {"sigkill", "sigterm", "host"}
     assert proof["steps"] == [*range(21)]
     assert proof["metrics"] == 21
-    assert [path.name for path in tmp_path.iterdir()] == []
+    assert [*folder.iterdir()] == []
 
 
-def test_a_replay_names_the_rank_whose_part_is_not_reproduced(
-    one_host: Host, tmp_path: Path
-) -> None:
-    trained = subprocess.run(
-        [*TORCHRUN, "fsdp"],
-        cwd=tmp_path,
-        env=one_host.environment | {"FAULT": "1", "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=SECS_MAX,
-    )
-    assert trained.returncode == 0, trained.stderr
-    code, found = holdfast(one_host, tmp_path, "bisect", "run", "--json", "--", *TORCHRUN, "fsdp")
+def test_a_replay_names_the_rank_whose_part_is_not_reproduced(one_host: Host, folder: Path) -> None:
+    code, _, err = ended(one_host, *TORCHRUN[1:], "fsdp", FAULT="1")
+    assert code == 0, err
+    code, found = holdfast(one_host, "bisect", "run", "--json", "--", *TORCHRUN, "fsdp")
     assert (code, found["outcome"]) == (1, "not_reproduced"), found
     assert (found["reproduced"], found["step"]) == (10, 15)
     (difference,) = found["differences"]
