@@ -213,11 +213,12 @@ $(DIST_STAMP): constraints.txt Makefile
 	.venv-trainers/bin/python -m pip install -qq -e . -r tests/interop/trainers.txt
 	@touch $@
 
-# What is pinned nowhere, so that a new release of a trainer is seen here first.
+# Without pins, so that a new release is seen here first. Tunix is with the trainers, unpinned too:
+# with the newest of its dependencies pip finds no end.
 .venv-trainers-newest/.ready: pyproject.toml Makefile
 	$(TRAINERS_PYTHON) -m venv --clear .venv-trainers-newest
-	.venv-trainers-newest/bin/python -m pip install -qq -e . flax google-tunix grain hypothesis jax \
-		keras orbax-checkpoint pytest pytest-timeout
+	.venv-trainers-newest/bin/python -m pip install -qq -e . flax grain hypothesis jax keras \
+		orbax-checkpoint pytest pytest-timeout
 	@touch $@
 
 .venv-ray/.ready: pyproject.toml constraints.txt Makefile
