@@ -40,7 +40,7 @@ TORCH_VENVS := $(TORCH_OLDER:%=.venv-torch-%)
 TORCH_TESTS := tests/adapt/test_torch_and_jax.py tests/adapt/test_torch_fences.py \
 	tests/adapt/test_torch_host_copies.py tests/adapt/test_torch_placements.py \
 	tests/adapt/test_torch_state.py tests/interop/test_dcp.py
-TRAINER_TESTS := tests/interop/test_axlearn.py tests/interop/test_keras.py tests/interop/test_maxtext.py \
+TRAINER_TESTS := tests/proving/test_loader_programs.py tests/interop/test_axlearn.py tests/interop/test_keras.py tests/interop/test_maxtext.py \
 	tests/interop/test_tunix.py
 DRIFT := tests/interop/test_names_drift.py
 JAX_DRIFT := $(DRIFT) -k "orbax or keras or tunix"

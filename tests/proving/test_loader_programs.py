@@ -1,0 +1,63 @@
+"""Loaders and trainers of other projects are exact as docs/exactness.md says."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.hosts import Host, host
+from tests.proving.proofs import EXAMPLES, proof_of
+
+pytestmark = [pytest.mark.soak, pytest.mark.timeout(1200)]
+
+NEEDED = {
+    "accelerate": ("torch", "accelerate", "torchdata"),
+    "lightning": ("torch", "lightning", "torchdata"),
+    "datasets": ("datasets",),
+}
+
+
+def cases(*pairs: tuple[str, str]) -> list[Any]:
+    """Return parameters that are skipped where the packages of a program are missing."""
+    parameters = []
+    for name, *rest in pairs:
+        missing = [n for n in NEEDED[name] if importlib.util.find_spec(n) is None]
+        mark = pytest.mark.skipif(bool(missing), reason=f"{', '.join(missing)} cannot be had here")
+        parameters.append(pytest.param(name, *rest, marks=mark))
+    return parameters
+
+
+@pytest.fixture(scope="module")
+def shared_host() -> Iterator[Host]:
+    with host() as made:
+        yield made
+
+
+def proof(one_host: Host, folder: Path, name: str, *arguments: str, **options: object) -> dict:
+    stem = "torch" if "torch" in NEEDED[name] else "numpy"
+    program = EXAMPLES / f"{name}_training.py"
+    words = [argument for argument in arguments if argument]
+    return proof_of(one_host, folder, program, *words, stem=stem, every=1, **options)
+
+
+@pytest.mark.parametrize(
+    ("name", "case"),
+    cases(
+        ("accelerate", ""),
+        ("lightning", ""),
+        ("datasets", "order"),
+        ("datasets", "replayed"),
+    ),
+)
+def test_a_training_is_exact_with_each_kind_of_kill(
+    shared_host: Host, tmp_path: Path, name: str, case: str
+) -> None:
+    found = proof(shared_host, tmp_path, name, case)
+    assert found["identical"], found
+    assert {kill["kind"] for kill in found["kills"]} == {"sigkill", "sigterm", "host"}
+    assert len(found["steps"]) == 18
+    assert min(kill["step"] for kill in found["kills"]) < 12, "an epoch ends after a kill"
