@@ -11,6 +11,7 @@ from benchmarks.bench import Bench, median_of
 from benchmarks.figures import Figure
 from benchmarks.goodput import goodput
 from benchmarks.restarts import restart
+from benchmarks.scale import scale
 from benchmarks.torch_rows import TORCH_ROWS
 
 GB = 10**9
@@ -666,6 +667,7 @@ ROWS: dict[str, Callable[[Bench], Iterator[Figure]]] = {
     "bucket-training": bucket_training,
     "hosts": hosts,
     "replicas": replicas,
+    "scale": scale,
     **TORCH_ROWS,
     "watched": watched,
 }

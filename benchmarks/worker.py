@@ -28,6 +28,8 @@ TASKS = {
     "watched": "benchmarks.tasks_watching",
     "steps_between": "benchmarks.tasks_hosts",
     "replica_check": "benchmarks.tasks_replicas",
+    "planned": "benchmarks.tasks_scale",
+    "led": "benchmarks.tasks_scale",
     "torch_train": "benchmarks.tasks_torch",
     "torch_peak_memory": "benchmarks.tasks_torch",
     "torch_save": "benchmarks.tasks_torch",

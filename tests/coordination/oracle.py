@@ -438,8 +438,10 @@ class Oracle:
             return
         for kind in TargetKind:
             step = leader.targets.agreed(kind)
+            if step is None:
+                continue
             key = leader.leadership.group, leader.leadership.attempt, step, kind
-            if step is None or key in self.agreed:
+            if key in self.agreed:
                 continue
             self.agreed.add(key)
             self.count("agreed")

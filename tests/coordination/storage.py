@@ -71,7 +71,9 @@ class Storage:
         seen = {r.attempt: self.lease(r.attempt, now) for r in self.attempts.values()}
         return {a: s is None or s.age_secs >= LEASE_SECS for a, s in seen.items()}
 
-    def put_part(self, checkpoint: CheckpointId, rank: int, count: int, token: tuple) -> None:
+    def put_part(
+        self, checkpoint: CheckpointId, rank: int, count: int, token: tuple[CheckpointId, int]
+    ) -> None:
         self.parts.setdefault(checkpoint, {})[rank] = token
         self.part_counts[checkpoint] = count
 

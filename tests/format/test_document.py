@@ -74,7 +74,7 @@ def test_a_stranger_reads_the_example_as_the_document_says(tmp_path: Path) -> No
         ("reused images of a part | 16", check.REUSED_COUNT_MAX == 16),
         ("axes of an array | 64", check.AXES_MAX == 64),
         ("bytes of an array | 2⁶⁰", check.ARRAY_SIZE_MAX_BYTES == 2**60),
-        ("chunks of a checkpoint | 2²⁴", check.CHUNK_COUNT_MAX == 2**24),
+        ("chunks of a checkpoint | 2²⁷", check.CHUNK_COUNT_MAX == 2**27),
         ("bytes of a sealed record | 2³⁰", sealed.RECORD_SIZE_MAX_BYTES == 2**30),
         ("blocks of 8 MiB (8 388 608 bytes)", digests.BLOCK_SIZE_BYTES == 8_388_608),
         ("smallest multiple of 4096", layout.DATA_ALIGNMENT_BYTES == 4096),

@@ -320,6 +320,18 @@ def test_steps_that_go_backwards_are_refused(one_host: Host, tmp_path: Path) -> 
         assert again.save(5, STATE)
 
 
+def test_a_state_in_more_shards_than_a_manifest_may_have_is_refused(
+    one_host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("holdfast.trainer.planning.CHUNK_COUNT_MAX", 2)
+    with manager(tmp_path / "run") as saving:
+        with pytest.raises(errors.InvalidArgumentError, match="found 3 of 3 arrays; shard them"):
+            saving.save(0, {name: np.zeros(4) for name in "abc"})
+        assert saving.save(1, {"a": np.zeros(4)})
+        saving.wait_until_finished()
+        assert saving.all_steps() == [1]
+
+
 def test_bad_options_are_refused_by_name(one_host: Host, tmp_path: Path) -> None:
     cases: list[tuple[dict[str, Any], str]] = [
         ({"ram": 5}, "ram"),

@@ -18,7 +18,7 @@ from holdfast.clock import SystemClock
 from holdfast.engine.lifecycle.attempts import read_attempts
 from holdfast.engine.reading.view import view_of
 from holdfast.errors import CheckpointDamagedError, HoldfastError, NewerFormatError
-from holdfast.format.check import check_manifest
+from holdfast.format.check import CHUNK_COUNT_MAX, check_manifest
 from holdfast.format.names import manifest_key
 from holdfast.format.records import AttemptRecord, Manifest, PartRecord, RunRecord
 from holdfast.format.sealed import record_digest, unseal
@@ -184,11 +184,11 @@ def test_an_array_of_10_to_the_12_elements_is_refused_without_memory_for_it(
 
 def test_a_claim_of_many_chunks_is_refused_before_they_are_laid_out(run: DamagedRun) -> None:
     def lie(tree: Tree) -> None:
-        count = (1 << 24) - 100
+        count = CHUNK_COUNT_MAX - 100
         array_of(tree).update(shape=[count], chunk_shape=[1], owners=[[0, count]])
 
     commit_lies(run, lie, MANIFEST, PART_0)
-    assert_refused_for(run, "expected at least 16777")
+    assert_refused_for(run, "expected at least 1342176")
 
 
 def test_more_chunks_than_a_checkpoint_may_have_are_refused(run: DamagedRun) -> None:

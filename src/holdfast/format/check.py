@@ -31,7 +31,7 @@ from holdfast.format.records import (
 
 AXES_MAX = 64
 REUSED_COUNT_MAX = 16
-CHUNK_COUNT_MAX = 1 << 24
+CHUNK_COUNT_MAX = 1 << 27
 ARRAY_SIZE_MAX_BYTES = 1 << 60
 PATHS_SHOWN_MAX = 10
 

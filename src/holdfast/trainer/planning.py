@@ -20,6 +20,8 @@ from holdfast.engine.planning.replica_blocks import (
 )
 from holdfast.engine.planning.replicas import Replica, replicas_of
 from holdfast.engine.saving.part import PartPlan
+from holdfast.errors import InvalidArgumentError
+from holdfast.format.check import CHUNK_COUNT_MAX
 from holdfast.format.grid import Placement
 from holdfast.format.layout import ImageLayout, image_layout
 from holdfast.format.names import CheckpointId
@@ -163,7 +165,16 @@ def specs_and_copies(
     """Return the specs and placements of an outline's arrays, and the replicas between ranks.
 
     Every rank computes the same result.
+
+    Raises:
+        InvalidArgumentError: the arrays have more chunks than a manifest may have.
     """
+    chunk_total = sum(len(array.placement.holders) for array in outline.arrays)
+    if chunk_total > CHUNK_COUNT_MAX:
+        raise InvalidArgumentError(
+            f"save: expected arrays in at most {CHUNK_COUNT_MAX} shards in all, found "
+            f"{chunk_total} of {len(outline.arrays)} arrays; shard them over fewer ranks"
+        )
     placements = split_large([array.placement for array in outline.arrays])
     owners = assign_owners(placements)
     copies = replicas_of(placements, owners, replicas.domains, replicas.copies)
