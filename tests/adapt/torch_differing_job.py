@@ -7,14 +7,21 @@ with the state of a job without the change.
 from __future__ import annotations
 
 import sys
+import threading
+import time
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 import holdfast
 from holdfast import preservation_policy, save_decision_policy
+from holdfast.trainer.save import saver
 
 ALONE, FLIPPED_AT, STEPS = 1, 6, 22
+OVERTAKEN = 2
+"""The rank whose saver's thread is ready to release the state while the training thread digests."""
+LATE_SECS = 0.1
 
 
 def new_state() -> dict:
@@ -30,9 +37,22 @@ def train_step(state: dict, step: int) -> None:
     state["optimizer"].step()
 
 
+def digest_late() -> None:
+    digest = saver.digests_of
+
+    def late(*arguments: Any) -> list[str]:
+        if threading.current_thread() is threading.main_thread():
+            time.sleep(LATE_SECS)
+        return digest(*arguments)
+
+    saver.digests_of = late
+
+
 def main(run: str) -> None:
     dist.init_process_group("gloo")
     rank, state, flips = dist.get_rank(), new_state(), 0
+    if rank == OVERTAKEN:
+        digest_late()
     check = holdfast.ReplicaCheck(
         share=1.0, may_differ=["own"], on_difference="rewind", vote_steps=4
     )

@@ -24,8 +24,10 @@ CONTENT = b"weights" * 1000
 
 
 @pytest.fixture
-def agent(one_host: Host, monkeypatch: pytest.MonkeyPatch) -> Iterator[FileAgent]:
+def agent(one_host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FileAgent]:
     """An agent that writes nothing: it has no threads for it."""
+    # `clean` shall not find what other tests have just killed.
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     for name in ("HOLDFAST_RAM", "HOLDFAST_HOST"):
         monkeypatch.setenv(name, one_host.environment[name])
     made = FileAgent(SystemClock())

@@ -238,7 +238,7 @@ def test_after_the_error_of_a_lost_host_close_leaves_the_step_to_the_agent(
     error, note = said.splitlines()[-2:]
     assert "Connection closed by peer" in error
     assert error.startswith(("RuntimeError", "[rank"))
-    assert note.startswith("holdfast: close: ")
+    assert note.startswith("holdfast: after this error the manager was closed, and: close: ")
     assert "closed after an error: close: not waiting for host" in said
     assert "step 8 may not be safe yet" in said
     (left,) = events(run, "left_unfinished")
@@ -341,5 +341,5 @@ def test_sigterm_ends_the_close_after_an_error_and_the_error_leaves(
     assert code == 1
     error, note = said.splitlines()[-2:]
     assert error == "RuntimeError: of the training"
-    assert note.startswith("holdfast: close: ended by SIGTERM")
+    assert "the manager was closed, and: close: ended by SIGTERM" in note
     assert "close: ended by SIGTERM: step 8 may not be safe yet" in said

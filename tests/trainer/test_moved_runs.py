@@ -250,8 +250,14 @@ def elsewhere() -> Iterator[Path]:
 
 
 def test_a_killed_run_that_is_moved_to_another_file_system_goes_on_from_ram(
-    one_host: Host, tmp_path: Path, elsewhere: Path, capsys: pytest.CaptureFixture[str]
+    one_host: Host,
+    tmp_path: Path,
+    elsewhere: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    # `clean` shall not remove what other tests have just killed.
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     run, new = tmp_path / "run", elsewhere / "run"
     job = one_host.start(LONE_TRAINER, run, stem="numpy")
     Said(job).await_line("sealed")

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import threading
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -52,6 +53,7 @@ class SaveRequest:
         compared: The blocks of other ranks' parts that this rank compares with its own copies;
             None: it compares nothing.
         digests: The digests of these copies; None until they are made.
+        digesting: Held while they are made, by either thread, of a state that is not released.
         asked_secs: The monotonic time at which `save` was called.
         part: The part in the prepared slot, which the training thread fills; None without one.
         replicas: Those of `copies` that the training thread makes.
@@ -72,6 +74,7 @@ class SaveRequest:
     copies: tuple[PartCopy, ...] = ()
     compared: ReplicaWindow | None = None
     digests: list[str] | None = None
+    digesting: threading.Lock = field(default_factory=threading.Lock)
     asked_secs: float
     part: PartWriter | None = None
     replicas: tuple[LocalReplica, ...] = ()

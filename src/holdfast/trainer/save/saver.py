@@ -168,7 +168,9 @@ class Saver:
 
     def _digest_replicas(self, request: SaveRequest) -> None:
         """Digest this rank's copies of blocks that it compares, unless that was done."""
-        if request.compared is not None and request.digests is None:
+        with request.digesting:
+            if request.compared is None or request.digests is not None:
+                return
             try:
                 request.digests = digests_of(request.snapshot, request.compared.blocks)
             except (StorageError, DeviceError) as error:
@@ -235,6 +237,9 @@ class Saver:
             # The save has ended, and replicas and the next slot only make things faster.
             log.debug("after the save of step %d: %r", request.plan.id.step, error)
         finally:
+            with request.digesting:
+                # The training thread may not have come to it yet.
+                request.compared = None
             request.snapshot.release()
             self._queue.hold_up(None)
         self.get_ready()
