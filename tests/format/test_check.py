@@ -109,9 +109,9 @@ BAD_ARRAYS: dict[str, dict] = {
     "another array's name": {"path": ("b",)},
     "another array's name by an int": {"path": (1,)},
     "more chunks than can be": {
-        "shape": (2**25,),
+        "shape": (2**28,),
         "chunk_shape": (1,),
-        "owners": ((0, 2**25),),
+        "owners": ((0, 2**28),),
     },
 }
 
