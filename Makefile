@@ -78,7 +78,7 @@ demo: $(if $(BUCKET),$(STAMP),$(if $(filter torch,$(FRAMEWORK)),$(TORCH_DEMO_STA
 	$(BIN)/python -m $(if $(BUCKET),tests.buckets.demo,holdfast demo) --framework $(FRAMEWORK) $(if $(URL),--url $(URL))
 
 test: $(STAMP) $(AZURITE_STAMP) ## run all tests but the soak tests and those of `make check`
-	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal --durations=10 --ignore=tests/house
+	$(BIN)/python -m pytest -rs -n $(JOBS) --dist worksteal --durations=10 --ignore=tests/house
 
 test-jax: ## run the tests of JAX with the oldest and the newest version of it
 	@$(call test_in,$(JAX_VENVS),jax,$(JAX_TESTS))
