@@ -116,6 +116,16 @@ def test_the_simulator_notices_a_broken_rule_of_copies(
     assert error, f"{rule} is broken, and no promise was"
 
 
+@pytest.mark.parametrize("seed", [1092, 1240, 7, 8, 9])
+def test_a_leader_of_many_hosts_that_places_replicas_at_intervals_breaks_no_promise(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the first two seeds, hosts that hold parts join between two placements."""
+    monkeypatch.setattr(Settings, "placing_secs", 0.3)
+    _, error, _ = run_seed(seed, has_remote=True)
+    assert not error
+
+
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("has_remote", [False, True])

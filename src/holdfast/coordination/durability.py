@@ -26,9 +26,17 @@ from holdfast.format.names import STEP_MAX, CheckpointId
 
 
 class Durability:
-    """Assigns pulls and writes to hosts, commits, and lists the durable tier, for one leader."""
+    """Assigns pulls and writes to hosts, commits, and lists the durable tier, for one leader.
 
-    def __init__(self, settings: Settings, table: CheckpointTable) -> None:
+    Args:
+        settings: the options of the run.
+        table: the checkpoints.
+        make_ring: returns the ring of the hosts that live.
+    """
+
+    def __init__(
+        self, settings: Settings, table: CheckpointTable, make_ring: Callable[[], Ring]
+    ) -> None:
         self._settings = settings
         self._table = table
         self.committing: CheckpointId | None = None
@@ -48,9 +56,9 @@ class Durability:
         self._newest_listing = self._newest_success = 0
         # Writes wait for the first listing, so that durable parts are not written again.
         self._may_write = False
-        self._make_ring: Callable[[], Ring] | None = None
+        self._make_ring = make_ring
         self._ring: Ring | None = None
-        """Made when it is first needed, since it visits all hosts."""
+        """Made when it is needed, since it visits all hosts."""
 
     @property
     def is_settled(self) -> bool:
@@ -118,13 +126,12 @@ class Durability:
             if waiting <= 1:
                 self._tries = 0
 
-    def place_replicas(self, make_ring: Callable[[], Ring]) -> None:
-        """Assign all pulls and writes again: hosts joined or were lost.
+    def forget_ring(self) -> None:
+        """Note that hosts joined or were lost: the next orders need another ring."""
+        self._ring = None
 
-        Args:
-            make_ring: returns the ring of the hosts that live.
-        """
-        self._make_ring, self._ring = make_ring, None
+    def place_replicas(self) -> None:
+        """Assign all pulls and writes again."""
         for entry in self._table.entries.values():
             entry.is_stale = True
 
@@ -214,7 +221,7 @@ class Durability:
         newest = self._table.newest_complete()
         is_newest = newest is None or entry.age >= newest.age
         pulls: dict[str, list[tuple[int, str]]] = {}
-        if is_wanted and is_newest and required > 1 and self._make_ring is not None:
+        if is_wanted and is_newest and required > 1:
             if self._ring is None:
                 self._ring = self._make_ring()
             pulls = assign_pulls(

@@ -78,7 +78,7 @@ class Leader:
         )
         self.targets = TargetAgreement()
         self.views = {host: HostView(host, is_lost=True) for host in leadership.successors}
-        self._durability = Durability(identity.settings, self.table)
+        self._durability = Durability(identity.settings, self.table, self._ring)
         self.mirror = Mirror(identity.host)
         """The copies to the remote tier; takes their outcomes."""
         self._protection = _ProtectionWatch(identity.settings, self.table)
@@ -274,9 +274,12 @@ class Leader:
         # Targets, then the assignment of writes and pulls, then the verdicts: each may change the
         # table, and the orders sent at the end contain the result of all.
         self._decide_targets(turn)
+        if self._have_hosts_changed:
+            # Orders that are computed before the next placement need the present hosts too.
+            self._durability.forget_ring()
         if turn.now_secs >= self._place_at_secs():
             self._have_hosts_changed, self._placed_at_secs = False, turn.now_secs
-            self._durability.place_replicas(self._ring)
+            self._durability.place_replicas()
         self._durability.run_due(turn, is_whole=self.is_whole)
         self.mirror.run_due(turn, self._ranks_by_host)
         self.table.settle()
