@@ -19,6 +19,7 @@ from holdfast.coordination.inputs import (
     WriteFailed,
 )
 from holdfast.coordination.messages import CheckpointStatus, Command, Held, WriteOrder
+from holdfast.coordination.replica_placement import Ring
 from holdfast.coordination.settings import TRIES_MAX, Settings
 from holdfast.coordination.turn import Turn
 from holdfast.format.names import NO_ATTEMPT, CheckpointId
@@ -116,7 +117,7 @@ def test_the_newest_checkpoint_gets_all_its_tries(count: int) -> None:
 def test_many_commits_that_fail_end_in_bounded_time() -> None:
     table = CheckpointTable(attempt_id(1), {})
     table.required, table.domains = 1, {"a": "a"}
-    durability = Durability(SETTINGS, table)
+    durability = Durability(SETTINGS, table, lambda: Ring({}, {}))
     disk = Disk(lambda turn: durability.run_due(turn, is_whole=True), durability.next_at_secs)
     held = [Held(one, 1, is_due=True, own=((0, 1),), replicas=(), written=((0, 1),)) for one in IDS]
     table.apply_report("a", {}, {one.id: one for one in held})
@@ -136,7 +137,7 @@ def test_storage_is_listed_again_soon_while_a_part_of_a_silent_host_is_missing()
     # The end of a preemption waits for it: the part may be written just after the first look.
     table = CheckpointTable(attempt_id(1), {})
     table.required, table.domains = 1, {"a": "a"}
-    durability = Durability(SETTINGS, table)
+    durability = Durability(SETTINGS, table, lambda: Ring({}, {}))
     disk = Disk(lambda turn: durability.run_due(turn, is_whole=False), durability.next_at_secs)
     durability.listed(disk.turn())
     held = Held(IDS[0], 2, is_due=True, own=((0, 1),), replicas=(), written=((0, 1),))
