@@ -117,10 +117,10 @@ def unowned_memory() -> Iterator[Unowned]:
     yield from _idle_agents()
     yield from _left_behind()
     yield from _unused_files()
+    # A program that has outlived its proof may train there.
+    used = [Path(agent.run) for agent in living() if agent.trainers]
     for prefix, command in ((OF_SUPERVISOR, "run"), (OF_PROOF, "prove` or `bisect")):
         for folder in abandoned_folders(prefix):
-            # A program that has outlived its proof may train there.
-            used = [Path(agent.run) for agent in living() if agent.trainers]
             if not any(run.is_relative_to(folder) for run in used):
                 text = f"left by a killed `holdfast {command}`"
                 yield Unowned(folder=folder, size_bytes=_size_bytes(folder), text=text)
