@@ -106,6 +106,13 @@ class Host:
                 agent.kill()
             wait_until(lambda pid=agent.pid: not is_running(pid))
 
+    def kill_with_agent(self, trainer: subprocess.Popen[str]) -> None:
+        """SIGKILLs a trainer and its agent; neither has time to do anything about the other."""
+        trainer.send_signal(signal.SIGSTOP)
+        self.kill_agent()
+        trainer.kill()
+        trainer.wait()
+
     def end(self) -> None:
         """Ends every process and removes the folder."""
         for trainer in self.trainers:

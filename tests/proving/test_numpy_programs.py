@@ -133,7 +133,8 @@ def test_what_a_killed_proof_leaves_is_removed_once_its_program_has_ended(tmp_pa
         proof.wait(60)
         assert answer(own, "clean", "--yes")["found"] == []
         os.kill(json.loads(opened.read_text())["pid"], signal.SIGKILL)
-        wait_until(lambda: not any(agent.trainers for agent in own.agents()))
+        # Its agent writes into the folder until it knows that no process is left.
+        wait_until(lambda: all(agent.leaves_in_secs is not None for agent in own.agents()))
         found = {row["folder"]: row["reason"] for row in answer(own, "clean", "--yes")["found"]}
         assert found[str(opened.parents[1])] == "left by a killed `holdfast prove` or `bisect`"
         assert not opened.parents[1].exists()

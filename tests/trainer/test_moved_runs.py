@@ -262,9 +262,7 @@ def test_a_killed_run_that_is_moved_to_another_file_system_goes_on_from_ram(
     job = one_host.start(LONE_TRAINER, run, stem="numpy")
     Said(job).await_line("sealed")
     first_id = run_id(run)
-    one_host.kill_agent()
-    job.kill()
-    job.wait()
+    one_host.kill_with_agent(job)
     assert run.stat().st_dev != elsewhere.stat().st_dev
     subprocess.run(["mv", run, new], check=True)
     assert saved(new) == []
@@ -400,9 +398,7 @@ def save_and_die(
     trainer = one.start(script, run, offset, count, *flags, stem="numpy")
     assert trainer.stdout is not None
     assert trainer.stdout.readline() == "saved\n", trainer.communicate()
-    one.kill_agent()
-    trainer.kill()
-    trainer.communicate()
+    one.kill_with_agent(trainer)
 
 
 def put_back(backup: Path, run: Path) -> None:

@@ -97,11 +97,8 @@ def test_ram_of_a_tier_that_was_trained_apart_is_not_taken_for_the_others(
     stopped(one_host, tiers.remote)
     # The directory's attempt of the same number, killed with what only RAM has.
     job = one_host.start(LONE_TRAINER, tiers.fast, stem="numpy")
-    said = Said(job)
-    said.await_line("sealed")
-    one_host.kill_agent()
-    job.kill()
-    job.wait()
+    Said(job).await_line("sealed")
+    one_host.kill_with_agent(job)
     with holdfast.open_run(tiers.remote) as run:
         assert (run.latest_step(), run.restore()["w"][0]) == (1, 1)
     if is_there:

@@ -29,7 +29,7 @@ from holdfast.format.timeline import last_steps
 from holdfast.host.tiers.ram_place import noted_place, whole_in
 from holdfast.host.wire import protocol
 from holdfast.host.wire.agent_directory import GROUP, ram_folder
-from holdfast.host.wire.agents_here import folders_here, living, run_of
+from holdfast.host.wire.agents_here import folders_here, leaving, living, run_of
 from holdfast.host.wire.group_record import read_record
 from holdfast.local_agent.place import is_locked, remove_place
 from holdfast.store.location import RunLocation
@@ -117,13 +117,25 @@ def unowned_memory() -> Iterator[Unowned]:
     yield from _idle_agents()
     yield from _left_behind()
     yield from _unused_files()
-    # A program that has outlived its proof may train there.
-    used = [Path(agent.run) for agent in living() if agent.trainers]
+    used = [*_runs_in_use()]
     for prefix, command in ((OF_SUPERVISOR, "run"), (OF_PROOF, "prove` or `bisect")):
         for folder in abandoned_folders(prefix):
             if not any(run.is_relative_to(folder) for run in used):
                 text = f"left by a killed `holdfast {command}`"
                 yield Unowned(folder=folder, size_bytes=_size_bytes(folder), text=text)
+
+
+def _runs_in_use() -> Iterator[Path]:
+    """Yield the runs into whose directories an agent may still write once this command ends.
+
+    A program that has outlived its proof may train there, and its agent outlives the program.
+    """
+    answering = living()
+    yield from (Path(agent.run) for agent in answering if not _is_idle(agent))
+    for folder in leaving(answering=[Path(agent.folder) for agent in answering]):
+        record = read_record(folder / GROUP)
+        if record is not None:
+            yield Path(record.run)
 
 
 def _unused_files() -> Iterator[Unowned]:
@@ -147,10 +159,14 @@ def _unused_files() -> Iterator[Unowned]:
 
 def _idle_agents() -> Iterator[Unowned]:
     for agent in living():
-        if not agent.trainers and not agent.waits_for and agent.leaves_in_secs is not None:
+        if _is_idle(agent):
             text = f"agent {agent.pid} of {agent.run} without trainers"
             folder = Path(agent.folder)
             yield Unowned(folder=folder, size_bytes=_size_bytes(folder), text=text, agent=agent)
+
+
+def _is_idle(agent: protocol.AgentStatus) -> bool:
+    return not agent.trainers and not agent.waits_for and agent.leaves_in_secs is not None
 
 
 def _left_behind() -> Iterator[Unowned]:

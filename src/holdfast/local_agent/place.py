@@ -167,12 +167,12 @@ def remove_place(folder: Path) -> None:
     """Remove a folder in which no process is, under its lock, so that none starts in it.
 
     Raises:
-        OSError: a process is in it.
+        OSError: A process is in it, or something of it could not be removed.
     """
     fd = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(folder)
     finally:
         os.close(fd)
 
