@@ -18,7 +18,7 @@ from holdfast.peers.config import LOOPBACK
 
 HOSTS_MAX = 8
 """How many hosts one machine simulates at most."""
-STEPS = 256
+STEPS = 192
 STEPS_OF_HOSTS = 64
 
 
