@@ -148,12 +148,12 @@ def error_named(name: str, message: str) -> HoldfastError:
 
 
 @contextlib.contextmanager
-def translated(action: str, path: Path) -> Iterator[None]:
+def translated(action: str, path: str | Path) -> Iterator[None]:
     """Turn an OSError into a StorageError that names the operation, the path and a remedy.
 
     Args:
         action: the operation, which the path follows in the message: `save to`.
-        path: the object.
+        path: the object, or the URL that stands for it.
 
     Raises:
         ObjectNotFoundError: nothing is at the path.

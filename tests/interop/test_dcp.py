@@ -332,9 +332,6 @@ def test_what_another_program_made_is_not_overwritten(tmp_path: Path) -> None:
     holdfast.save(tmp_path / "two", {"w": torch.zeros(1)})
     with pytest.raises(dcp.CheckpointException, match=shown(r"use holdfast\.load")):
         _loaded(tmp_path / "two", {"w": torch.zeros(1)})
-    for made in (HoldfastWriter, HoldfastReader):
-        with pytest.raises(holdfast.errors.InvalidArgumentError, match="found a URL"):
-            made("s3://bucket/one")
 
 
 @pytest.fixture

@@ -9,19 +9,20 @@ plan and their results is the caller's. In this order:
 3. When all have returned, the coordinator calls `CheckpointBuilder.commit`.
 
 Until `commit` returns, the directory is not there, or is as it was before. All processes must see
-the directory's parent.
+the directory's parent. At the URL of a bucket the same holds for what readers find there.
 """
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
 
@@ -33,6 +34,7 @@ from holdfast.building.directory import (
     put_in_place,
     remove_leftovers,
 )
+from holdfast.building.prefix import NewPrefix
 from holdfast.clock import SystemClock
 from holdfast.engine.lifecycle.commit import commit
 from holdfast.engine.planning.owners import shared
@@ -43,12 +45,61 @@ from holdfast.format import paths
 from holdfast.format.dtypes import numpy_dtype
 from holdfast.format.grid import Region, chunk_count, chunk_region, chunk_shape_of
 from holdfast.format.layout import Chunk, image_layout
+from holdfast.format.names import CheckpointId
 from holdfast.format.records import ArraySpec, CheckpointSpec, SavedValue, dict_container
 from holdfast.format.values import encode_value
 from holdfast.store.disk import DiskStore
+from holdfast.store.durable import DurableStore
+from holdfast.store.location import RunLocation, open_durable
 
 RegionBytes = Callable[[paths.Path, Region], memoryview]
 """Returns the bytes of a region of the array at a path: contiguous, in C order, little-endian."""
+
+
+class _Place(Protocol):
+    """Where a checkpoint is built: beside its directory, or below the prefix of a bucket."""
+
+    store: DurableStore
+    where: str
+    """The path or URL by which another process opens the store."""
+    run_id: str
+    id: CheckpointId
+
+    def commit(self, part_count: int) -> None:
+        """Commit the checkpoint, and put it in its place."""
+        ...
+
+    def close(self) -> None:
+        """Remove what was built, unless it is in its place. Idempotent."""
+        ...
+
+
+class _NewDirectory:
+    """A hidden directory, which becomes `directory` by a rename."""
+
+    id = SAVED
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        clock = SystemClock()
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        _check_free(directory, directory)
+        remove_leftovers(directory)
+        with ExitStack() as held:
+            self._building = held.enter_context(locked_directory(directory, clock))
+            self.where = str(self._building)
+            self.store: DurableStore = DiskStore(self._building, clock)
+            self.run_id = begin_run(self.store, directory, clock)
+            self._held = held.pop_all()
+
+    def commit(self, part_count: int) -> None:
+        commit(self.store, self.id, part_count)
+        put_in_place(
+            self._building, self._directory, partial(_check_free, directory=self._directory)
+        )
+
+    def close(self) -> None:
+        self._held.close()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,10 +142,11 @@ class PartTask:
     """The part of one rank: of `CheckpointBuilder.tasks`, and sent to its process by pickle."""
 
     def __init__(
-        self, building: Path, run_id: str, rank: int, part_count: int, arrays: tuple[ArraySpec, ...]
+        self, place: _Place, rank: int, part_count: int, arrays: tuple[ArraySpec, ...]
     ) -> None:
-        self._building = str(building)
-        self._run_id = run_id
+        self._where = place.where
+        self._run_id = place.run_id
+        self._id = place.id
         self._rank = rank
         self._part_count = part_count
         self._arrays = arrays
@@ -102,7 +154,7 @@ class PartTask:
     @property
     def save(self) -> str:
         """The name of the save that it belongs to, which no other save has."""
-        return self._building
+        return _save_name(self._where, self._id)
 
     @property
     def rank(self) -> int:
@@ -113,8 +165,9 @@ class PartTask:
         """Write the part; it is durable when this returns.
 
         Args:
-            region_bytes: called for each region that this rank writes, in the order of the file;
-                the bytes are used until the next call.
+            region_bytes: called for each region that this rank writes, in the order of the file.
+                In a directory the bytes are used until the next call. For a bucket they must stay
+                until `write` returns, and a region may be asked for again.
             own: arrays that only this process knew of, and writes whole. The coordinator passes
                 them to `commit`, in the order of the ranks.
 
@@ -125,7 +178,7 @@ class PartTask:
         arrays = (*self._arrays, *map(_spec_of_array, own))
         plan = PartPlan(
             run_id=self._run_id,
-            id=SAVED,
+            id=self._id,
             rank=self._rank,
             part_count=self._part_count,
             layout=image_layout(arrays, self._rank),
@@ -136,7 +189,7 @@ class PartTask:
         def chunk_bytes(chunk: Chunk) -> memoryview:
             return region_bytes(arrays[chunk.array_index].path, (chunk.start, chunk.stop))
 
-        store, images = DiskStore(Path(self._building), SystemClock()), PartImages(own=plan.layout)
+        store, images = open_durable(self._where, SystemClock()), PartImages(own=plan.layout)
         digests = put_image(store, plan, images, chunk_bytes)
         if self._rank:
             # The record of rank 0 has the whole checkpoint's arrays, which `commit` knows.
@@ -145,40 +198,40 @@ class PartTask:
 
 
 class CheckpointBuilder:
-    """A checkpoint that is being written to a new directory; see the module.
+    """A checkpoint that is being written to a new directory, or to a URL; see the module.
 
-    It is a run with one checkpoint like one of `holdfast.save`. What an earlier save made at the
-    directory is replaced, and so is an empty directory.
+    It is a run with one checkpoint like one of `holdfast.save`. What an earlier save made there is
+    replaced, and so is an empty directory.
 
     Args:
-        directory: an absolute path. Its parent is made if it is missing.
+        directory: a path, whose parent is made if it is missing; or the URL of a bucket and a
+            prefix in it.
         arrays: all arrays that the coordinator knows of.
         part_count: the number of processes, whose ranks count from 0.
 
     Raises:
-        InvalidArgumentError: something else is at the directory, or the regions of an array form
-            no grid.
+        InvalidArgumentError: something else is at the directory or the URL, or the regions of an
+            array form no grid.
         UnsupportedLeafError: an array cannot be stored.
-        OutOfSpaceError, StorageError: the directory cannot be made.
+        OutOfSpaceError, StorageError: the directory cannot be made, or the bucket not be used.
     """
 
-    def __init__(self, directory: Path, arrays: Sequence[NewArray], part_count: int) -> None:
-        self._directory = directory
+    def __init__(
+        self, directory: str | os.PathLike[str], arrays: Sequence[NewArray], part_count: int
+    ) -> None:
+        location = RunLocation.parse(directory)
+        self._location = location.text
         self._arrays = tuple(map(_spec_of_array, arrays))
-        clock = SystemClock()
-        with translated("save to", directory), contextlib.ExitStack() as held:
-            directory.parent.mkdir(parents=True, exist_ok=True)
-            _check_free(directory, directory)
-            remove_leftovers(directory)
-            self._building = held.enter_context(locked_directory(directory, clock))
-            run_id = begin_run(DiskStore(self._building, clock), directory, clock)
-            self._held = held.pop_all()
+        with translated("save to", location.text):
+            self._place: _Place = (
+                NewPrefix(location.text) if location.is_url else _NewDirectory(location.folder)
+            )
         written: list[list[ArraySpec]] = [[] for _ in range(part_count)]
         for array in self._arrays:
             for rank in {rank for rank, _ in _owners(array)}:
                 written[rank].append(array)
         self.tasks: Sequence[PartTask] = [
-            PartTask(self._building, run_id, rank, part_count, tuple(of_rank))
+            PartTask(self._place, rank, part_count, tuple(of_rank))
             for rank, of_rank in enumerate(written)
         ]
         """The task of each rank."""
@@ -186,7 +239,7 @@ class CheckpointBuilder:
     @property
     def save(self) -> str:
         """The name of this save, which its tasks have too."""
-        return str(self._building)
+        return _save_name(self._place.where, self._place.id)
 
     def commit(
         self,
@@ -207,26 +260,28 @@ class CheckpointBuilder:
                 place meanwhile.
             UnsupportedLeafError: a value cannot be stored.
             ObjectNotFoundError, CheckpointDamagedError: a rank's part is not there.
+            FencedError: at a URL, another save began after this one.
             OutOfSpaceError, StorageError: the checkpoint is not at its place.
         """
         if first.rank != 0:
             raise InvalidArgumentError(
-                f"save to {self._directory}: expected the part of rank 0, found that of rank "
+                f"save to {self._location}: expected the part of rank 0, found that of rank "
                 f"{first.rank}; the process that commits writes rank 0's"
             )
         spec = _spec((*self._arrays, *map(_spec_of_array, own)), values or {})
         part = first._plan
-        store = DiskStore(self._building, SystemClock())
-        with translated("save to", self._directory):
+        with translated("save to", self._location):
             images = PartImages(own=part.layout)
-            put_record(store, replace(part, spec=spec), images, first._digests)
-            commit(store, SAVED, part.part_count)
-            check = partial(_check_free, directory=self._directory)
-            put_in_place(self._building, self._directory, check)
+            put_record(self._place.store, replace(part, spec=spec), images, first._digests)
+            self._place.commit(part.part_count)
 
     def close(self) -> None:
         """Remove what was built, unless it is in its place. Idempotent."""
-        self._held.close()
+        self._place.close()
+
+
+def _save_name(where: str, checkpoint: CheckpointId) -> str:
+    return f"{where} {checkpoint.attempt.name}"
 
 
 def _check_free(place: Path, directory: Path) -> None:

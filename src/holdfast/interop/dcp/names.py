@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 from holdfast.building import local_path
 from holdfast.errors import InvalidArgumentError
@@ -13,14 +12,23 @@ METADATA = ("__dcp_metadata__",)
 """The path of DCP's metadata, pickled."""
 
 
-def checkpoint_directory(path: str | os.PathLike[str]) -> Path:
-    """Return the absolute directory that a user has named; refuse a URL."""
+def checkpoint_place(path: str | os.PathLike[str]) -> str:
+    """Return the absolute path that a user has named, or the URL of a bucket.
+
+    Raises:
+        InvalidArgumentError: it is neither.
+    """
     directory = local_path(path)
-    if directory is None:
-        raise InvalidArgumentError(
-            f"use {path}: expected a path, found a URL; DCP's checkpoints are directories"
-        )
-    return directory
+    return str(path) if directory is None else str(directory)
+
+
+def is_place(path: str | os.PathLike[str]) -> bool:
+    """Return whether a checkpoint can be at `path`, which DCP asks of an id."""
+    try:
+        checkpoint_place(path)
+    except InvalidArgumentError:
+        return False
+    return True
 
 
 def is_of_dcp(checkpoint: Checkpoint) -> bool:

@@ -16,14 +16,14 @@ from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import LoadItemType
 from torch.futures import Future
 
-from holdfast.building import STEP
+from holdfast.building import STEP, local_path
 from holdfast.errors import (
     CheckpointDamagedError,
     HoldfastError,
     NotARunError,
     StructureMismatchError,
 )
-from holdfast.interop.dcp.names import METADATA, checkpoint_directory, is_of_dcp, shard_name
+from holdfast.interop.dcp.names import METADATA, checkpoint_place, is_of_dcp, is_place, shard_name
 from holdfast.reading import (
     Checkpoint,
     FillTarget,
@@ -45,17 +45,19 @@ CONVERTED_SIZE_BYTES = 256 * 1024 * 1024
 class HoldfastReader(StorageReader):  # type: ignore[misc]
     """DCP's reader of what `HoldfastWriter` has written, into any shards of any number of ranks.
 
-    Checkpoints of DCP's own storage are read too, as DCP reads them: without digests.
+    Directories of DCP's own storage are read too, as DCP reads them: without digests. At a URL,
+    torch's `FsspecReader` reads them.
 
     Tensors in the host's memory are filled in place if they are contiguous and have the saved
     dtype, others by `copy_`. After an error their elements are undefined, as with DCP's own reader.
 
     Args:
-        path: The directory of the checkpoint. A `checkpoint_id` that DCP is given replaces it.
+        path: The directory or URL of the checkpoint. A `checkpoint_id` that DCP is given replaces
+            it.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self._directory = checkpoint_directory(path)
+        self._place = checkpoint_place(path)
         self._checkpoint: Checkpoint | None = None
         self._native: FileSystemReader | None = None
 
@@ -65,17 +67,17 @@ class HoldfastReader(StorageReader):  # type: ignore[misc]
 
     @property
     def checkpoint_id(self) -> str:
-        """The directory of the current checkpoint."""
-        return str(self._directory)
+        """The directory or URL of the current checkpoint."""
+        return self._place
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        return "://" not in str(checkpoint_id)
+        return is_place(checkpoint_id)
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         self._checkpoint = self._native = None
         if checkpoint_id is not None:
-            self._directory = checkpoint_directory(checkpoint_id)
+            self._place = checkpoint_place(checkpoint_id)
 
     # A parameter named `kwargs` would make DCP look for metadata of each rank.
     def read_metadata(self, *args: Any, **options: Any) -> Any:
@@ -93,20 +95,27 @@ class HoldfastReader(StorageReader):  # type: ignore[misc]
             raise
 
     def _metadata(self) -> Metadata:
-        if (self._directory / NATIVE_METADATA).exists():
-            log.info("%s is of DCP's own storage: it is read without digests", self._directory)
-            self._native = FileSystemReader(self._directory)
+        if os.path.exists(os.path.join(self._place, NATIVE_METADATA)):
+            log.info("%s is of DCP's own storage: it is read without digests", self._place)
+            self._native = FileSystemReader(self._place)
             return self._native.read_metadata()
-        self._checkpoint = open_checkpoint(self._directory, STEP)
+        try:
+            self._checkpoint = open_checkpoint(self._place, STEP)
+        except NotARunError as error:
+            if local_path(self._place) is not None:
+                raise
+            raise NotARunError(
+                f"{error}; what FsspecWriter saved at a URL is loaded by torch's FsspecReader"
+            ) from error
         if not is_of_dcp(self._checkpoint):
             raise NotARunError(
-                f"read {self._directory}: expected a checkpoint that HoldfastWriter wrote, found "
+                f"read {self._place}: expected a checkpoint that HoldfastWriter wrote, found "
                 "another; use holdfast.load"
             )
         metadata = pickle.loads(self._checkpoint.values[METADATA])  # type: ignore[arg-type]
         if not isinstance(metadata, Metadata):
             raise CheckpointDamagedError(
-                f"read {self._directory}: expected DCP's metadata, found {type(metadata).__name__}"
+                f"read {self._place}: expected DCP's metadata, found {type(metadata).__name__}"
             )
         return metadata
 

@@ -19,7 +19,7 @@ from torch.futures import Future
 
 from holdfast.building import CheckpointBuilder, NewArray, PartTask, WrittenPart, forms_grid
 from holdfast.errors import InvalidArgumentError, UnsupportedLeafError
-from holdfast.interop.dcp.names import METADATA, checkpoint_directory, shard_name
+from holdfast.interop.dcp.names import METADATA, checkpoint_place, is_place, shard_name
 from holdfast.reading import Region, region_shape
 from holdfast.torch import dtype_name_of, host_bytes
 
@@ -33,19 +33,20 @@ class _WrittenItem:
 
 
 class HoldfastWriter(StorageWriter, AsyncStager):  # type: ignore[misc]
-    """DCP's writer to one directory for each checkpoint; see the package.
+    """DCP's writer to one directory, or URL of a bucket, for each checkpoint; see the package.
 
     It stages states for `dcp.async_save` itself: when that returns, the state is copied. It writes
     one save at a time, and may be pickled.
 
     Args:
-        path: The directory of the checkpoint. A `checkpoint_id` that DCP is given replaces it.
+        path: The directory or URL of the checkpoint. A `checkpoint_id` that DCP is given replaces
+            it.
     """
 
     _synchronize_after_execute = False
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self._directory = checkpoint_directory(path)
+        self._place = checkpoint_place(path)
         self._saving: CheckpointBuilder | None = None
         self._first: WrittenPart | None = None
 
@@ -55,12 +56,12 @@ class HoldfastWriter(StorageWriter, AsyncStager):  # type: ignore[misc]
 
     @property
     def checkpoint_id(self) -> str:
-        """The directory of the current checkpoint."""
-        return str(self._directory)
+        """The directory or URL of the current checkpoint."""
+        return self._place
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        return "://" not in str(checkpoint_id)
+        return is_place(checkpoint_id)
 
     def storage_meta(self) -> StorageMeta:
         return StorageMeta(checkpoint_id=self.checkpoint_id)
@@ -83,12 +84,12 @@ class HoldfastWriter(StorageWriter, AsyncStager):  # type: ignore[misc]
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         self.close()
         if checkpoint_id is not None:
-            self._directory = checkpoint_directory(checkpoint_id)
+            self._place = checkpoint_place(checkpoint_id)
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         if not kwargs.get("use_collectives", True):
             raise InvalidArgumentError(
-                f"save to {self._directory}: expected use_collectives=True, found False; one "
+                f"save to {self._place}: expected use_collectives=True, found False; one "
                 "commit needs all ranks"
             )
 
@@ -107,7 +108,7 @@ class HoldfastWriter(StorageWriter, AsyncStager):  # type: ignore[misc]
         with _good_caches_kept():
             plans = _whole(plans, self.checkpoint_id)
             self.close()
-            self._saving = CheckpointBuilder(self._directory, _arrays_of(plans), len(plans))
+            self._saving = CheckpointBuilder(self._place, _arrays_of(plans), len(plans))
         return [
             replace(plan, storage_data=task)
             for plan, task in zip(plans, self._saving.tasks, strict=True)
@@ -144,6 +145,7 @@ class HoldfastWriter(StorageWriter, AsyncStager):  # type: ignore[misc]
 
         Raises:
             InvalidArgumentError: another save began with this writer meanwhile.
+            FencedError: at a URL, another save began after this one.
             ObjectNotFoundError, CheckpointDamagedError: a rank's part is not there.
             OutOfSpaceError, StorageError: the checkpoint is not at the path.
         """
@@ -161,7 +163,7 @@ class HoldfastWriter(StorageWriter, AsyncStager):  # type: ignore[misc]
         saving = self._saving
         if saving is None or any(save != saving.save for save in saves):
             raise InvalidArgumentError(
-                f"save to {self._directory}: another save began with this HoldfastWriter before "
+                f"save to {self._place}: another save began with this HoldfastWriter before "
                 "this one ended; wait for it, or use a writer for each"
             )
         return saving
