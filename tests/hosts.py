@@ -108,7 +108,7 @@ class Host:
 
     def kill_with_agent(self, trainer: subprocess.Popen[str]) -> None:
         """SIGKILLs a trainer and its agent; neither has time to do anything about the other."""
-        trainer.send_signal(signal.SIGSTOP)
+        stop(trainer.pid)
         self.kill_agent()
         trainer.kill()
         trainer.wait()
@@ -181,6 +181,21 @@ def is_running(pid: int) -> bool:
     except (FileNotFoundError, ProcessLookupError):
         return False
     return state != "Z"
+
+
+def delete_run(run: Path) -> None:
+    """Deletes a run's directory, also one in which an agent adds and removes files meanwhile."""
+    wait_until(lambda: shutil.rmtree(run, ignore_errors=True) or not run.exists())
+
+
+def copy_run(run: Path, copy: Path) -> None:
+    """Copies a run's directory, also one in which an agent adds and removes files meanwhile."""
+
+    def copy_file(source: str, target: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            shutil.copy2(source, target)
+
+    shutil.copytree(run, copy, copy_function=copy_file)
 
 
 def stop(pid: int) -> None:

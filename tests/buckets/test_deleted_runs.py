@@ -39,7 +39,7 @@ def test_a_deleted_prefix_ends_the_saves_by_name_and_the_agent_leaves(
     with pytest.raises(HoldfastError, match="it was deleted"):
         save(manager, 100)
     manager.close()
-    assert not one_host.agent_processes()
+    wait_until(lambda: not one_host.agent_processes())
     # What was being written when it was found: nothing later.
     left = list(store.all_keys())
     assert len({key for key in left if key.startswith("checkpoints/")}) <= 2, left

@@ -77,7 +77,7 @@ def test_the_end_of_a_training_does_not_wait_for_a_bucket_that_does_not_answer(
     began = time.monotonic()
     assert main(["stop", str(fast)]) == 0
     assert time.monotonic() - began < 60
-    assert not one_host.agent_processes()
+    wait_until(lambda: not one_host.agent_processes())
     (text,) = [path.read_text() for path in (fast / "events").glob("agent-*.log")]
     assert "leaves" in text.splitlines()[-1]
     assert "Fatal" not in text
@@ -95,22 +95,24 @@ def test_a_start_that_cannot_reach_the_bucket_says_what_to_do(
 def test_an_agent_killed_in_the_middle_of_an_upload_leaves_no_half_checkpoint(
     one_host: Host, proxy: FaultProxy, proxied_url: str, tmp_path: Path
 ) -> None:
-    fast, begun = tmp_path / "fast", threading.Event()
+    fast, begun, goes_on = tmp_path / "fast", threading.Event(), threading.Event()
 
-    def note(request: Request) -> None:
+    def hold(request: Request) -> None:
+        # Neither this agent nor the next one ends its upload meanwhile.
         if "uploadId" in request.path:
             begun.set()
+            assert goes_on.wait(60)
 
     with manager_of(fast, proxied_url) as manager:
         manager.resume(state_of(0))
-        proxy.choose, proxy.rate = note, 4e6
+        proxy.choose = hold
         save(manager, 0)
         assert begun.wait(60)
         pid = one_host.agent().pid
         os.kill(pid, signal.SIGKILL)
         wait_until(lambda: not is_running(pid))
         assert committed_in(proxied_url) == []
-        proxy.rate = None
+        goes_on.set()
         save(manager, 1)
         wait_until(lambda: committed_in(proxied_url)[-1:] == [1])
     check_remote(proxied_url, at_least=1)

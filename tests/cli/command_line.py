@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from holdfast.host.wire.protocol import HeldStatus
-from tests.hosts import Host, finished, wait_until
+from tests.hosts import Host, finished, stop, wait_until
 
 TRAINER = Path(__file__).with_name("trainer.py")
 SECS_MAX = 60.0
@@ -70,7 +70,7 @@ def kill_all(host: Host, trainer: subprocess.Popen[str], step: int = 2) -> None:
     wait_until(lambda: any(held.step == step for held in _held(host)))
     agent = host.agent()
     (pid,) = [member.pid for member in agent.trainers]
-    os.kill(pid, signal.SIGSTOP)
+    stop(pid)
     host.kill_agent()
     os.kill(pid, signal.SIGKILL)
     trainer.wait(timeout=SECS_MAX)

@@ -85,6 +85,7 @@ def test_save_asks_a_live_trainer_and_waits(one_host: Host, tmp_path: Path) -> N
     assert str(live.pid) in holdfast(one_host, "stop", run, code=1).stderr
     live.kill()
     live.wait(timeout=60)
+    wait_until(lambda: not one_host.agent().trainers)
     assert "no trainer works on it" in holdfast(one_host, "save", run, code=1).stderr
 
 

@@ -51,12 +51,11 @@ def opened(run: str) -> holdfast.CheckpointManager:
 
 
 def terminate(manager: holdfast.CheckpointManager) -> None:
-    process = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
+    process = multiprocessing.get_context("fork").Process(target=time.sleep, args=(600,))
     process.start()
-    began = time.monotonic()
     process.terminate()
-    process.join(10)
-    say(code=process.exitcode, secs=time.monotonic() - began)
+    process.join(60)
+    say(code=process.exitcode)
     time.sleep(0.3)
     assert manager.save(50, {"w": np.ones(100_000)})
     say(preempted=manager.reached_preemption(50))

@@ -117,8 +117,11 @@ def sources(run: Path) -> dict[str, int]:
 
 def lose(*lost: Host) -> None:
     """These hosts are gone with their RAM: their processes first, then what they held."""
-    agents = [process.pid for one in lost for process in one.agent_processes()]
     trainers = [trainer for one in lost for trainer in one.trainers if trainer.poll() is None]
+    # A trainer that outlives its agent by a moment would start another one.
+    for trainer in trainers:
+        stop(trainer.pid)
+    agents = [process.pid for one in lost for process in one.agent_processes()]
     # One after the other within a moment, as a power supply goes.
     for pid in (*agents, *(trainer.pid for trainer in trainers)):
         os.kill(pid, signal.SIGKILL)
@@ -127,6 +130,8 @@ def lose(*lost: Host) -> None:
     for pid in agents:
         wait_until(lambda pid=pid: not is_running(pid))
     for one in lost:
+        # What had begun to start one.
+        one.kill_agents()
         for folder in one.folder.iterdir():
             shutil.rmtree(folder)
 

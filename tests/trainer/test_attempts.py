@@ -174,7 +174,7 @@ def test_a_save_that_is_being_filled_when_the_takeover_comes_is_not_committed(
     second.save(100, {"w": np.zeros(3), "n": 100})
     second.close()
     committed = [e["step"] for e in events(run, "committed") if e["attempt"] == 1]
-    started = events(run, "attempt_started")[1]["time"]
+    started = await_events(run, "attempt_started", count=2)[1]["time"]
     late = [e for e in events(run, "committed") if e["attempt"] == 1 and e["time"] > started]
     assert all(e["step"] <= (origin if origin is not None else -1) for e in late), (committed, late)
 
@@ -272,10 +272,13 @@ def test_the_old_checkpoint_stays_until_the_forced_one_is_committed(
         assert saving.restore(2)["n"] == 200
         assert saving.save(3, state(3))
     wait_until(lambda: "000000002.1" not in folders(run))
-    committed = next(e for e in events(run, "committed") if (e["step"], e["attempt"]) == (2, 2))
-    wait_until(lambda: events(run, "deleted"))
-    deleted = next(e for e in events(run, "deleted") if (e["step"], e["attempt"]) == (2, 1))
-    assert committed["time"] < deleted["time"]
+
+    def of_step_2(name: str, attempt: int) -> list[dict]:
+        found = events(run, name)
+        return [event for event in found if (event["step"], event["attempt"]) == (2, attempt)]
+
+    wait_until(lambda: of_step_2("committed", 2) and of_step_2("deleted", 1))
+    assert of_step_2("committed", 2)[0]["time"] < of_step_2("deleted", 1)[0]["time"]
 
 
 def test_a_step_whose_save_failed_is_saved_again_without_losing_the_earlier_ones(
@@ -520,7 +523,8 @@ def test_a_start_on_another_host_is_refused_while_the_first_trains_and_goes_on_o
     check_names_holder(told, first.pid)
     log = run / "events" / "agent-host-b.log"
     doubt = "attempt 1 of host host-a may be live"
-    assert doubt in log.read_text()
+    # A thread of the agent writes its log.
+    wait_until(lambda: doubt in log.read_text())
     first.stdout.readline()
     assert first.poll() is None
     assert [e["host"] for e in await_events(run, "attempt_started", count=1)] == ["host-a"]
@@ -531,8 +535,9 @@ def test_a_start_on_another_host_is_refused_while_the_first_trains_and_goes_on_o
     wait_until(lambda: doubt in log.read_text().removeprefix(refused_log))
     first.send_signal(signal.SIGTERM)
     first.communicate(timeout=60)
-    last = max(e["step"] for e in events(run, "committed") if e["attempt"] == 1)
-    assert json.loads(waiting.stdout.readline())["start"] == last + 1
+    origin = json.loads(waiting.stdout.readline())["start"] - 1
+    committed = lambda: [e["step"] for e in events(run, "committed") if e["attempt"] == 1]  # noqa: E731
+    wait_until(lambda: max(committed()) == origin)
     waiting.kill()
 
 

@@ -22,7 +22,7 @@ from holdfast.host.wire.protocol import QuietHosts
 from holdfast.trainer.process.preemption import REPEAT_SECS, PreemptionSignals
 from holdfast.trainer.save.patience import ERROR_CLOSE_SECS, HostWatch
 from holdfast.trainer.save.progress import Progress
-from tests.hosts import Host, events, wait_until
+from tests.hosts import Host, await_events, wait_until
 from tests.trainer.frameworks import TORCH
 from tests.trainer.job import Job, durable_parts, is_committed, lose, parts_in_ram, some_hosts
 from tests.trainer.job import start_job as start_any_job
@@ -241,7 +241,7 @@ def test_after_the_error_of_a_lost_host_close_leaves_the_step_to_the_agent(
     assert note.startswith("holdfast: after this error the manager was closed, and: close: ")
     assert "closed after an error: close: not waiting for host" in said
     assert "step 8 may not be safe yet" in said
-    (left,) = events(run, "left_unfinished")
+    (left,) = await_events(run, "left_unfinished", count=1)
     assert (left["rank"], left["steps"], left["newest_step"]) == (other, [LAST], 4)
     # The agent stays with its part, and makes it durable for the moment in which the other comes.
     if other == 0:

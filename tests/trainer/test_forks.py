@@ -25,8 +25,7 @@ def test_a_forked_child_that_is_terminated_dies_and_is_no_preemption(
     ended, saved = lines(
         finished(one_host.start(TRAINER, tmp_path / "run", "terminate", stem="numpy"))
     )
-    assert ended["code"] == -signal.SIGTERM
-    assert ended["secs"] < 1
+    assert ended == {"code": -signal.SIGTERM}
     assert saved == {"preempted": False}
 
 

@@ -94,7 +94,7 @@ def check_fenced(job: Job, run: Path, others: list[dict[str, Any]]) -> None:
     for each in told:
         assert "deleted" not in each
         assert each.get("why", "FencedError") == "FencedError", each
-    started = events(run, "attempt_started")[1]["time"]
+    started = await_events(run, "attempt_started", count=2)[1]["time"]
     late = [e for e in events(run, "committed") if e["attempt"] == 1 and e["time"] > started]
     origin = others[0]["start"] - 1
     assert all(e["step"] <= origin for e in late), (late, origin)

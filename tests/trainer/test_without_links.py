@@ -40,7 +40,7 @@ def test_a_training_that_is_killed_goes_on_with_and_without_its_agent(
         before = max(seen(run, "committed"), default=0)
         job.wait_until(lambda before=before: max(seen(run, "committed"), default=0) > before + 3)
         if number:
-            one_host.kill_agent()
+            one_host.kill_with_agent(job.ranks[0].process)
         job.kill()
     newest = max(seen(run, "committed"))
     found = run_job([one_host], run, **OPTIONS, steps=3)

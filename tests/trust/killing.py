@@ -146,7 +146,7 @@ def end_well(host: Host, run: Path, **options: object) -> None:
         assert line["right"]
         last.finish()
     _holdfast(host, "stop", run)
-    assert host.agent_processes() == []
+    wait_until(lambda: host.agent_processes() == [])
     assert list(host.folder.iterdir()) == []
     unfinished = [path for path in run.rglob("*") if path.name.startswith(".")]
     assert unfinished == []
@@ -162,5 +162,5 @@ def _holdfast(host: Host, *arguments: object) -> None:
 def end_of_agent(host: Host) -> None:
     """Stops the agent; nothing is left of it on the host."""
     _holdfast(host, "stop", "--all")
-    assert host.agent_processes() == []
+    wait_until(lambda: host.agent_processes() == [])
     assert list(host.folder.iterdir()) == []

@@ -18,7 +18,7 @@ import pytest
 from holdfast.host.wire import protocol
 from holdfast.host.wire.client import AgentClient
 from holdfast.local_agent.client import PULSE_SECS, AgentGoneError
-from tests.hosts import Host, events, host, wait_until
+from tests.hosts import Host, await_events, events, host, wait_until
 from tests.trust.in_process import in_process_host
 from tests.trust.killing import agent_folder, end_well, locks_of, sealed, stopped, trainer
 
@@ -89,7 +89,7 @@ def test_a_trainer_that_stands_still_in_the_middle_of_a_fill_is_fenced(
             assert "FencedError" in first.told()
             newest = max(_steps_of(run, "committed", 2))
             wait_until(lambda: max(_steps_of(run, "committed", 2)) > newest)
-        started = events(run, "attempt_started")[1]["time"]
+        started = await_events(run, "attempt_started", count=2)[1]["time"]
         late = [e for e in events(run, "sealed", "committed") if e["attempt"] == 1]
         assert all(e["time"] < started or e["step"] < line["start"] for e in late)
     end_well(one_host, run, **options)
