@@ -86,6 +86,9 @@ BROAD_EXCEPTS: dict[str, str] = {
     "src/holdfast/interop/orbax/v1/handlers.py:FolderHandler.save.save": (
         "code of the user raises anything; a synchronous call, or the result, raises it again"
     ),
+    "src/holdfast/interop/orbax/shared_run.py:opening": (
+        "whatever ends the opening of a manager here ends that of the other processes"
+    ),
     "src/holdfast/interop/orbax/run_reader.py:RunReader.sending_errors": (
         "whatever keeps a process from a restore is sent to those that wait for it"
     ),

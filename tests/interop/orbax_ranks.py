@@ -16,7 +16,9 @@ from typing import Any
 import jax
 import numpy as np
 
+import holdfast
 import holdfast.interop.orbax as ocp
+from holdfast.interop.orbax import v1
 
 
 def array(value: float) -> jax.Array:
@@ -53,7 +55,18 @@ def main() -> None:
     seen["save"] = attempt(lambda: manager.save(2, args=save({"w": object()} if rank else state)))
     del manager
     gc.collect()
-    for name, steps in (("another", (1,)), ("dropped", (3, 4))):
+    refused = {"atomicity_options": object()} if rank else {}
+    options = ocp.CheckpointManagerOptions(**refused)
+    seen["options"] = attempt(lambda: ocp.CheckpointManager(folder / "new", options=options))
+    unknown = {"item_handlers": {"a": object()}} if rank else {}
+    seen["handlers"] = attempt(lambda: ocp.CheckpointManager(folder / "new", **unknown))
+    context = v1.Context()
+    if rank:
+        context.file.path_permission_mode = 0o700
+    seen["context"] = attempt(lambda: v1.training.Checkpointer(folder / "new", context=context))
+    network = {} if rank else {"network": 1}
+    seen["native"] = attempt(lambda: holdfast.CheckpointManager(folder / "native", **network))
+    for name, steps in (("new", (1,)), ("another", (1,)), ("dropped", (3, 4))):
         with ocp.CheckpointManager(folder / name) as manager:
             taken = [manager.save(step, args=save(state)) for step in steps]
             manager.wait_until_finished()

@@ -11,13 +11,15 @@ from typing import Any
 
 import pytest
 
-from holdfast import errors
+from holdfast import CheckpointManager, errors
+from holdfast.adapt.numpy_state import NumpyFramework
 from holdfast.clock import Clock, SystemClock
 from holdfast.format.names import RUN_FILE
 from holdfast.format.records import RunRecord
 from holdfast.format.sealed import seal
 from holdfast.store.disk import DiskStore
 from holdfast.trainer.opening.opening import OpenRun, open_run
+from holdfast.trainer.ranks import rendezvous
 from holdfast.trainer.ranks.shared_root import (
     HOSTS_SHOWN_MAX,
     POLL_SECS,
@@ -27,7 +29,7 @@ from holdfast.trainer.ranks.shared_root import (
     look_for,
 )
 from tests.hosts import host
-from tests.trainer.ranks import MemoryWords, ranks, together
+from tests.trainer.ranks import MemoryWords, RankOf, ranks, together
 from tests.trainer.test_processes import PROCESS, free_address
 from tests.trainer.test_restore_votes import line_of
 from tests.trust.in_process import StepClock
@@ -194,3 +196,39 @@ def test_two_hosts_with_a_directory_of_their_own_each_are_told_by_name_at_the_st
         assert other.agents() == []
         assert os.listdir(other.folder) == []
         assert os.listdir(runs[1].parent) == []
+
+
+class OneRank(NumpyFramework):
+    """NumPy as one rank of a job of two."""
+
+    def __init__(self, words: MemoryWords, rank: int) -> None:
+        super().__init__()
+        self._rank = RankOf(rank, 2, words)
+
+    def processes(self) -> RankOf:
+        return self._rank
+
+
+@pytest.mark.parametrize(
+    ("option", "found"),
+    [
+        ({"network": 1}, "expected a HostNetwork"),
+        ({"remote": 1}, "remote"),
+        ({"save_decision_policy": object()}, "save_decision_policy"),
+    ],
+    ids=["network", "remote", "policy"],
+)
+@pytest.mark.parametrize("failing", [0, 1])
+def test_an_argument_that_one_rank_refuses_ends_the_openings_of_the_others(
+    failing: int, option: dict[str, Any], found: str, tmp_path: Path
+) -> None:
+    words = MemoryWords()
+    seen = []
+    for rank, given in ((failing, option), (1 - failing, {})):
+        rendezvous.begin_numbers_anew()  # As in a process of its own.
+        with pytest.raises(errors.InvalidArgumentError, match=found) as refused:
+            CheckpointManager(tmp_path, framework=OneRank(words, rank), **given)
+        seen.append(str(refused.value))
+    assert seen[1] == f"rank {failing}: {seen[0]}"
+    rendezvous.begin_numbers_anew()
+    assert not os.listdir(tmp_path)

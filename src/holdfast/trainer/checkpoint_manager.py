@@ -31,7 +31,7 @@ from holdfast.policy.loss_guard import LossGuard
 from holdfast.policy.preservation_policy import LatestN, PreservationPolicy
 from holdfast.policy.save_decision_policy import ContinuousCheckpointingPolicy, SaveDecisionPolicy
 from holdfast.trainer import arguments, last_states, options
-from holdfast.trainer.job_process import JobProcess
+from holdfast.trainer.job_process import JobProcess, errors_sent
 from holdfast.trainer.lifetime import outlives_errors
 from holdfast.trainer.options import (
     HostNetwork,
@@ -116,23 +116,24 @@ class CheckpointManager:
         process: ProcessHooks = ProcessHooks(),  # noqa: B008 - frozen too
         framework: str | Framework | None = None,
     ) -> None:
-        arguments.check_types(ram, network, process, guard, replicas)
-        self._options = Options(
-            save=save_decision_policy or ContinuousCheckpointingPolicy(),
-            preservation=preservation_policy or LatestN(3),
-            ram=ram,
-            network=network,
-            remote=options.remote_tier(remote),
-            takeover=takeover,
-            process=process,
-            on_save_failure=options.save_failure_mode(on_save_failure),
-            guard=guard,
-            replicas=replicas,
-        )
+        with errors_sent(framework):
+            arguments.check_types(ram, network, process, guard, replicas)
+            self._options = Options(
+                save=save_decision_policy or ContinuousCheckpointingPolicy(),
+                preservation=preservation_policy or LatestN(3),
+                ram=ram,
+                network=network,
+                remote=options.remote_tier(remote),
+                takeover=takeover,
+                process=process,
+                on_save_failure=options.save_failure_mode(on_save_failure),
+                guard=guard,
+                replicas=replicas,
+            )
+            self._process = JobProcess(framework, process)
         self.last_restore = None
         self._error: BaseException | None = None
         self._has_metrics = False  # whether metrics were passed that could be saved
-        self._process = JobProcess(framework, process)
         self._parts = parts = open_parts(directory, self._options, self._process)
         # What each step reads.
         self._steps, self._session = parts.position.steps, parts.position.session

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+from collections.abc import Iterator
 
 from holdfast import environment, launchers
 from holdfast.adapt.contract import Framework
 from holdfast.adapt.detect import find_framework
 from holdfast.clock import Clock, SystemClock, process_age_secs
+from holdfast.errors import HoldfastError
 from holdfast.trainer.opening.agent_session import AgentSession
 from holdfast.trainer.opening.proof import proof_link
 from holdfast.trainer.options import ProcessHooks
@@ -17,6 +20,19 @@ from holdfast.trainer.process.preemption import PreemptionSignals
 from holdfast.trainer.ranks.rendezvous import Rendezvous
 
 log = logging.getLogger(__name__)
+
+
+@contextlib.contextmanager
+def errors_sent(framework: str | Framework | None) -> Iterator[None]:
+    """Send an error of the block to the job's other processes, whose opening waits for this one."""
+    try:
+        yield
+    except HoldfastError as error:
+        # Where the framework is what cannot be used, no other process is known.
+        with contextlib.suppress(HoldfastError):
+            rendezvous = Rendezvous(find_framework(framework).processes(), SystemClock())
+            rendezvous.fail_next("open the run", error)
+        raise
 
 
 class JobProcess:

@@ -96,10 +96,12 @@ def open_parts(
     """
     with contextlib.ExitStack() as on_error:
         on_error.callback(process.signals.close)
-        if process.proof is not None:
-            directory, options = process.proof.redirected(directory), process.proof.options(options)
-        with waits.ended_by_signals("open the run", lambda: f"{directory} is not open"):
+        with process.rendezvous.propagating_errors("open the run"):
+            if process.proof is not None:
+                directory = process.proof.redirected(directory)
+                options = process.proof.options(options)
             options.check()
+        with waits.ended_by_signals("open the run", lambda: f"{directory} is not open"):
             joined = _join(directory, options, process)
             lifetime = Lifetime(
                 joined.run.location.text, joined.held, joined.steps, options.process

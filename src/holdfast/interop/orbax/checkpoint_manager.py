@@ -10,6 +10,7 @@ See docs/decisions/0027.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import operator
@@ -85,36 +86,39 @@ class CheckpointManager:
         handler_registry: Any = None,
     ) -> None:
         del logger
-        self._options = ocp_options.check(
-            CheckpointManagerOptions() if options is None else options
-        )
-        self._directory = Path(os.path.abspath(os.fspath(directory)))
-        if self._options.create:
-            try:
-                self._directory.mkdir(parents=True, exist_ok=True)
-            except OSError as error:
-                raise StorageError(
-                    f"open {self._directory}: expected a directory that can be made, found {error}"
-                ) from error
-        self._decides = ocp_options.decision_policy(self._options)
-        self._keeps = ocp_options.keeping_policy(self._options)
-        registry = getattr(handler_registry, "handlers", None)
-        self._handlers, self._is_default = handlers.of_items(
-            checkpointers, item_names, item_handlers, registry
-        )
-        self._names = frozenset(item_names or ())
-        self._reader = RunReader(self._directory, ocp_options.name_format(self._options))
-        self._run: shared_run.SharedRun | None = None
-        self._is_closed = False
-        self._unfinished = False
-        self._jax_preempted_at: int | None = None
-        self._infos: list[decisions.PolicyCheckpointInfo] = []
-        self._replaced: dict[int, tuple[decisions.PolicyCheckpointInfo, bool]] = {}
-        """What saves in progress replace, by step, and whether Orbax wrote it."""
-        self._load_infos(self._options.lightweight_initialize)
-        self._root_metadata = dict(metadata or {}) if self._options.read_only else {}
-        if metadata is not None and self._options.save_root_metadata:
-            self._write_root_metadata(metadata)
+        is_read = bool(getattr(options, "read_only", False))
+        with contextlib.nullcontext() if is_read else shared_run.opening(directory):
+            self._options = ocp_options.check(
+                CheckpointManagerOptions() if options is None else options
+            )
+            self._directory = Path(os.path.abspath(os.fspath(directory)))
+            if self._options.create:
+                try:
+                    self._directory.mkdir(parents=True, exist_ok=True)
+                except OSError as error:
+                    raise StorageError(
+                        f"open {self._directory}: expected a directory that can be made, found "
+                        f"{error}"
+                    ) from error
+            self._decides = ocp_options.decision_policy(self._options)
+            self._keeps = ocp_options.keeping_policy(self._options)
+            registry = getattr(handler_registry, "handlers", None)
+            self._handlers, self._is_default = handlers.of_items(
+                checkpointers, item_names, item_handlers, registry
+            )
+            self._names = frozenset(item_names or ())
+            self._reader = RunReader(self._directory, ocp_options.name_format(self._options))
+            self._run: shared_run.SharedRun | None = None
+            self._is_closed = False
+            self._unfinished = False
+            self._jax_preempted_at: int | None = None
+            self._infos: list[decisions.PolicyCheckpointInfo] = []
+            self._replaced: dict[int, tuple[decisions.PolicyCheckpointInfo, bool]] = {}
+            """What saves in progress replace, by step, and whether Orbax wrote it."""
+            self._load_infos(self._options.lightweight_initialize)
+            self._root_metadata = dict(metadata or {}) if self._options.read_only else {}
+            if metadata is not None and self._options.save_root_metadata:
+                self._write_root_metadata(metadata)
         if jax.process_count() > 1 and not self._options.read_only:
             # Checkpoints in the memory of other hosts are found by their agents alone.
             self._opened()

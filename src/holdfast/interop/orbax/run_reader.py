@@ -21,16 +21,13 @@ from holdfast.interop.orbax.item_forms import FolderState, ItemRestore
 from holdfast.interop.orbax.old_steps import OldSteps
 from holdfast.interop.orbax.records import RECORD, StepRecord
 
-FOLDER = "holdfast"
-"""The folder of the run in the directory that a program gives, beside what else is there."""
-
 
 def run_directory(directory: Path) -> Path:
     """Return where the run of a program's `directory` is: itself, if it is a run, or its folder."""
     try:
         holdfast.open_run(directory).close()
     except NotARunError:
-        return directory / FOLDER
+        return directory / shared_run.FOLDER
     return directory
 
 

@@ -4,16 +4,18 @@ Invariants:
 - A run is opened for writing by the first save, so that programs that only read disturb no job.
 - The checkpoints in `doomed` are removed once a later one is durable, and no others.
 - Runs that the program leaves open are closed at its exit.
+- The processes of a job open a run together, and the error of one ends the openings of all.
 - The failure of a save whose managers were dropped meanwhile is logged, and no other raises it.
 """
 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 from weakref import WeakSet
@@ -36,6 +38,8 @@ from holdfast.policy.save_decision_policy import SpecificStepsPolicy
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
+FOLDER = "holdfast"
+"""The folder of the run in the directory that a program gives, beside what else is there."""
 NEVER = 10**15
 """A step that no training reaches: saves are requested one by one."""
 
@@ -218,6 +222,32 @@ def acquire(directory: Path, user: object, options: Callable[[], Mapping[str, An
     shared = _open[key]
     shared.add(user)
     return shared
+
+
+@contextlib.contextmanager
+def opening(directory: str | os.PathLike[str]) -> Iterator[None]:
+    """Send an error of the block to the other processes of a job, which then open the run.
+
+    They wait in that for this process, which does not get there.
+    """
+    try:
+        yield
+    except Exception as error:
+        places = (Path(directory), Path(directory) / FOLDER)
+        if jax.process_count() > 1 and not any(map(opened, places)):
+            with contextlib.suppress(type(error)):
+                holdfast.CheckpointManager(_Refusing(error))
+        raise
+
+
+class _Refusing:
+    """A place whose opening fails with the error of an earlier check, on all processes."""
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def __fspath__(self) -> str:
+        raise self._error
 
 
 def opened(directory: Path) -> SharedRun | None:

@@ -15,6 +15,7 @@ from typing import Any
 from holdfast import RamTier
 from holdfast.errors import InvalidArgumentError
 from holdfast.interop.orbax import args as ocp_args
+from holdfast.interop.orbax import shared_run
 from holdfast.interop.orbax.checkpoint_manager import CheckpointManager
 from holdfast.interop.orbax.checkpoint_managers import preservation_policy as preservation
 from holdfast.interop.orbax.checkpoint_managers import save_decision_policy as decisions
@@ -221,12 +222,11 @@ class EmergencyCheckpointManager(TieredCheckpointManager):
     ) -> None:
         del local_directory, global_mesh, logger, item_handlers, handler_registry
         del persistent_non_replicated_directory
-        settings = options or EmergencyOptions()
-        local, persistent = settings.local, settings.persistent
-        self._abstract_state = abstract_state
-        super().__init__(
-            persistent_directory,
-            CheckpointManagerOptions(
+        with shared_run.opening(persistent_directory):
+            settings = options or EmergencyOptions()
+            local, persistent = settings.local, settings.persistent
+            tier = _ram_tier(local)
+            durable = CheckpointManagerOptions(
                 save_interval_steps=persistent.save_interval_steps,
                 max_to_keep=persistent.max_to_keep,
                 keep_period=persistent.keep_period,
@@ -238,10 +238,9 @@ class EmergencyCheckpointManager(TieredCheckpointManager):
                 cleanup_tmp_directories=settings.cleanup_tmp_directories,
                 enable_async_checkpointing=settings.enable_async_checkpointing,
                 async_options=settings.async_options,
-            ),
-            *_ram_tier(local),
-            metadata=metadata,
-        )
+            )
+        self._abstract_state = abstract_state
+        super().__init__(persistent_directory, durable, *tier, metadata=metadata)
 
     def save(  # type: ignore[override]
         self,
@@ -292,21 +291,24 @@ class ReplicatorCheckpointManager(TieredCheckpointManager):
         handler_registry: Any = None,
     ) -> None:
         del global_mesh, handler_registry
-        settings = options or ReplicatorCheckpointManagerOptions()
-        if settings.use_colocated_python:
-            raise InvalidArgumentError(
-                "ReplicatorCheckpointManagerOptions(use_colocated_python=...): not supported: "
-                "Holdfast runs in each process of a job; leave it out"
+        directory = persistent_directory or local_directory
+        with shared_run.opening(directory):
+            settings = options or ReplicatorCheckpointManagerOptions()
+            if settings.use_colocated_python:
+                raise InvalidArgumentError(
+                    "ReplicatorCheckpointManagerOptions(use_colocated_python=...): not supported: "
+                    "Holdfast runs in each process of a job; leave it out"
+                )
+            durable = CheckpointManagerOptions(
+                save_decision_policy=decisions.ContinuousCheckpointingPolicy(),
+                preservation_policy=settings.preservation_policy or preservation.LatestN(1),
+                step_name_format=settings.step_name_format,
+                single_host_load_and_broadcast=_broadcasts(settings.step_name_format),
+                enable_async_checkpointing=settings.enable_async_checkpointing,
             )
-        durable = CheckpointManagerOptions(
-            save_decision_policy=decisions.ContinuousCheckpointingPolicy(),
-            preservation_policy=settings.preservation_policy or preservation.LatestN(1),
-            step_name_format=settings.step_name_format,
-            single_host_load_and_broadcast=_broadcasts(settings.step_name_format),
-            enable_async_checkpointing=settings.enable_async_checkpointing,
-        )
-        local = RamOptions(settings.save_interval_steps, should_save_fn=settings.should_save_fn)
-        super().__init__(persistent_directory or local_directory, durable, *_ram_tier(local))
+            local = RamOptions(settings.save_interval_steps, should_save_fn=settings.should_save_fn)
+            tier = _ram_tier(local)
+        super().__init__(directory, durable, *tier)
 
     def _is_due(self, step: int) -> bool:
         # A step that RAM does not save is not saved to storage either.
@@ -363,24 +365,24 @@ class PeerCheckpointManager(TieredCheckpointManager):
                 "p2p.CheckpointManager(persistent_directory=None): expected a directory that all "
                 "hosts share; the run has its records there"
             )
-        if settings.local.save_interval_offset_steps:
-            raise InvalidArgumentError(
-                "LocalCheckpointOptions(save_interval_offset_steps=...): not supported: expected "
-                f"0, found {settings.local.save_interval_offset_steps}"
+        with shared_run.opening(persistent_directory):
+            if settings.local.save_interval_offset_steps:
+                raise InvalidArgumentError(
+                    "LocalCheckpointOptions(save_interval_offset_steps=...): not supported: "
+                    f"expected 0, found {settings.local.save_interval_offset_steps}"
+                )
+            interval = settings.persistent.save_interval_steps
+            offset = settings.persistent.save_interval_offset_steps
+            tier = _ram_tier(
+                RamOptions(settings.local.save_interval_steps, settings.local.max_to_keep)
             )
-        interval = settings.persistent.save_interval_steps
-        offset = settings.persistent.save_interval_offset_steps
-        local = RamOptions(settings.local.save_interval_steps, settings.local.max_to_keep)
-        super().__init__(
-            persistent_directory,
-            CheckpointManagerOptions(
+            durable = CheckpointManagerOptions(
                 should_save_fn=lambda step, _: step >= offset and (step - offset) % interval == 0,
                 max_to_keep=settings.persistent.max_to_keep,
                 step_name_format=settings.step_name_format,
                 single_host_load_and_broadcast=_broadcasts(settings.step_name_format),
-            ),
-            *_ram_tier(local),
-        )
+            )
+        super().__init__(persistent_directory, durable, *tier)
 
     def save(  # type: ignore[override]
         self,

@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Any
 
 from holdfast.errors import InvalidArgumentError
+from holdfast.interop.orbax import shared_run
 from holdfast.interop.orbax.checkpoint_manager import CheckpointManager
 from holdfast.interop.orbax.checkpoint_managers import (
     preservation_policy as preservation_policies,
@@ -83,24 +84,25 @@ class Checkpointer:
         lightweight_initialize: bool = False,
         logger: Any = None,
     ) -> None:
-        self._context = Context(context or current())
-        check(self._context)
-        self._names = step_name_format or standard_name_format()
-        decide, keep = save_decision_policies, preservation_policies
-        often: list[Any] = [
-            decide.InitialSavePolicy(),
-            decide.ContinuousCheckpointingPolicy(),
-            decide.PreemptionCheckpointingPolicy(),
-        ]
-        options = CheckpointManagerOptions(
-            save_decision_policy=save_decision_policy or decide.AnySavePolicy(often),
-            preservation_policy=preservation_policy or keep.PreserveAll(),
-            step_name_format=step_name_format,
-            cleanup_tmp_directories=cleanup_tmp_directories,
-            lightweight_initialize=lightweight_initialize,
-            todelete_full_path=self._context.deletion.gcs_deletion_options.todelete_full_path,
-            async_options=AsyncOptions(timeout_secs=self._context.asynchronous.timeout_secs),
-        )
+        with shared_run.opening(directory):
+            self._context = Context(context or current())
+            check(self._context)
+            self._names = step_name_format or standard_name_format()
+            decide, keep = save_decision_policies, preservation_policies
+            often: list[Any] = [
+                decide.InitialSavePolicy(),
+                decide.ContinuousCheckpointingPolicy(),
+                decide.PreemptionCheckpointingPolicy(),
+            ]
+            options = CheckpointManagerOptions(
+                save_decision_policy=save_decision_policy or decide.AnySavePolicy(often),
+                preservation_policy=preservation_policy or keep.PreserveAll(),
+                step_name_format=step_name_format,
+                cleanup_tmp_directories=cleanup_tmp_directories,
+                lightweight_initialize=lightweight_initialize,
+                todelete_full_path=self._context.deletion.gcs_deletion_options.todelete_full_path,
+                async_options=AsyncOptions(timeout_secs=self._context.asynchronous.timeout_secs),
+            )
         self._manager = self._make_manager(
             directory, options=options, metadata=custom_metadata, logger=logger
         )
