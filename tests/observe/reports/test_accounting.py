@@ -159,7 +159,7 @@ def test_compilations_are_a_category_before_the_first_step_and_between_steps() -
     assert found.waiting == {"data": 4 + 1}
     assert found.categories["waiting"] == 5
     assert found.restart["first_step"] == 4 + 3 - 3
-    assert any("JAX compiled for 11 s" in line for line in advise_run(found).observed)
+    assert any("programs were compiled for 11 s" in line for line in advise_run(found).observed)
 
 
 def test_a_report_of_the_first_seconds_has_no_goodput_yet() -> None:

@@ -26,6 +26,7 @@ from holdfast.adapt.contract import (
 )
 from holdfast.adapt.nested import NestedRestoration
 from holdfast.adapt.torch import tensors
+from holdfast.adapt.torch.compilation import CompilationTimes
 from holdfast.adapt.torch.devices import Fence, Loan, TorchDevices, is_on_device
 from holdfast.adapt.torch.held_state import HeldState
 from holdfast.adapt.torch.processes import TorchProcesses
@@ -53,6 +54,7 @@ class TorchFramework:
         self._outlines = leaves.Outlines(self._array_outline, tensors.signature)
         self._count: int | None = None
         """The number of processes of the job that saves; None outside of a job."""
+        self._compilations: CompilationTimes | None = None
 
     def processes(self) -> Processes:
         processes = TorchProcesses()
@@ -60,6 +62,7 @@ class TorchFramework:
         return processes
 
     def snapshot(self, state: object) -> Snapshot:
+        self._listen()
         with nothing_collected():
             tree = flatten(state, "save")
             aliases = tied(tree.leaves)
@@ -84,16 +87,24 @@ class TorchFramework:
             return HeldState(held, held.pieces, divided)
 
     def outline(self, state: object) -> Outline:
+        self._listen()
         tree = flatten(state, "save")
         return self._outline(tree, tied(tree.leaves))
 
     def watch_compilations(self, report: Callable[[float], None]) -> Callable[[], None]:
-        return lambda: None  # PyTorch has no public hook.
+        self._compilations = CompilationTimes(report)
+        self._compilations.listen()
+        return self._compilations.stop
 
     def restoration(self, spec: CheckpointSpec, request: RestoreRequest) -> Restoration:
+        self._listen()
         if request.like is None:
             return NestedRestoration(spec, request, _tensor_of)
         return filling(spec, request, self._count)
+
+    def _listen(self) -> None:
+        if self._compilations is not None:
+            self._compilations.listen()
 
     def _array_outline(self, leaf: Any, path: Path) -> ArrayOutline | None:
         if not tensors.is_tensor(leaf):

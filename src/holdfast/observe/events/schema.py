@@ -103,7 +103,7 @@ class RankPosition(msgspec.Struct, frozen=True, kw_only=True):
         blocked_after_secs: the part of it after that step.
         waiting_secs: how long the training had waited until that step, since the manager was
             opened, as it reported with `manager.waiting`, by reason (`data`, `evaluation`,
-            `other`); with `compilation` how long JAX compiled otherwise.
+            `other`); with `compilation` how long JAX or PyTorch compiled otherwise.
         waiting_after_secs: how long it has waited after that step.
     """
 

@@ -98,7 +98,7 @@ METRICS = {
     "holdfast_waiting_seconds_total": Metric(
         kind="counter",
         text="Time for which the training has waited, as it reported; with `compilation`, for "
-        "which JAX compiled.",
+        "which JAX or PyTorch compiled.",
         label="reason",
         values=WAIT_REASONS,
     ),

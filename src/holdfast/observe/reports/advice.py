@@ -214,7 +214,9 @@ def _observed(
     failures = [f"{counted(count, 'failure')} of {KIND_WORDS[k]}" for k, count in counts.items()]
     lines = [f"{duration_text(report.wall_secs)} of training, {', '.join(failures)}"]
     if report.categories["compiling"]:
-        lines.append(f"JAX compiled for {duration_text(report.categories['compiling'])} in all")
+        lines.append(
+            f"programs were compiled for {duration_text(report.categories['compiling'])} in all"
+        )
     if restarts_secs:
         text = duration_text(statistics.median(restarts_secs))
         lines.append(f"a restart took {text}, the median of {len(restarts_secs)}")
