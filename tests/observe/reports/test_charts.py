@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from xml.etree.ElementTree import Element
 
 import pytest
 
 from holdfast.observe.reports.charts import LABELS_MAX, goodput_over_time, intervals_histogram
 from holdfast.observe.reports.goodput import report_run
+from holdfast.observe.reports.page import page
+from tests.observe.live.chromium import browser, chromium_path
 from tests.observe.reports.test_accounting import killed_once
 
 ROUND = re.compile(r"(1|2|5|10|20|30|50|100|200|500|6|12) (ms|s|min|h|d)")
@@ -42,3 +45,24 @@ def test_the_axis_of_intervals_is_round_and_holds_all(
 def test_the_axis_of_time_is_round() -> None:
     texts = labels(goodput_over_time(report_run("run", killed_once())))
     assert texts == ["0", "50 %", "100 %", "0", "20 s", "40 s", "1 min", "1 min 20 s"]
+
+
+READABLE_PX = 11.0
+"""Of a line of text; letters of 12 pixels make a line of 13 or more."""
+
+
+@pytest.mark.soak
+def test_labels_are_readable_on_a_screen_of_420_pixels(tmp_path: Path) -> None:
+    if chromium_path() is None:
+        pytest.skip("Debian's package chromium is not installed: apt-get install chromium")
+    (tmp_path / "page.html").write_bytes(page([report_run("run", killed_once())]))
+    with browser() as tab:
+        tab.open((tmp_path / "page.html").as_uri())
+        tab.screenshot(tmp_path / "page.png", width=420, is_dark=False)
+        heights = tab.value(
+            "[...document.querySelectorAll('svg text')].map(e => e.getBoundingClientRect().height)"
+        )
+        assert len(heights) > 10
+        assert min(heights) >= READABLE_PX, heights
+        # A chart is scrolled, and the page is not.
+        assert tab.value("document.documentElement.scrollWidth") <= 420
