@@ -269,7 +269,9 @@ def test_with_warnings_a_failed_save_ends_no_training_and_close_raises_for_the_l
     with pytest.raises(errors.SaveFailedError, match="no space left") as caught:
         saving.close()
     assert caught.value.steps[-1] == 3
-    assert "this host's part of it is in RAM, and the agent tries again" in str(caught.value)
+    assert "is in RAM until a newer checkpoint takes its room, and the agent tries again" in str(
+        caught.value
+    )
     assert "may continue" not in str(caught.value)
 
 

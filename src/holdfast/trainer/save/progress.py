@@ -329,7 +329,10 @@ class Progress:
             sealed = save.sealed if save is not None else None
             is_in_ram = sealed is not None and sealed.tier is PartTier.RAM
             if is_in_ram and not reason.endswith(NOTHING_SAVED):
-                reason += "; this host's part of it is in RAM, and the agent tries again"
+                reason += (
+                    "; this host's part of it is in RAM until a newer checkpoint takes its room, "
+                    "and the agent tries again"
+                )
         self._fail_save(checkpoint, reason, "the checkpoint was not made", "is not saved")
 
     def fail_unconfirmed(self, checkpoint: CheckpointId, reason: str) -> None:
