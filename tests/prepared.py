@@ -20,7 +20,9 @@ import atexit
 import contextlib
 import ctypes
 import functools
+import gc
 import importlib
+import importlib.util
 import itertools
 import json
 import os
@@ -47,15 +49,29 @@ MESSAGE_BYTES_MAX = 1 << 18
 WORD = struct.Struct("i")
 Order = tuple[list[str], dict[str, str], str]
 """Arguments, environment, working directory."""
-HOLDFAST = ("numpy", "holdfast", "holdfast.trainer.checkpoint_manager")
+ARRAYS = ("numpy", "ml_dtypes")
+HOLDFAST = (*ARRAYS, "psutil", "holdfast", "holdfast.trainer.checkpoint_manager")
 MODULES = {
-    "numpy": HOLDFAST,
-    "jax": (*HOLDFAST, "jax", "jax.numpy", "holdfast.adapt.jax.state"),
-    "torch": (*HOLDFAST, "torch", "torch.distributed.tensor", "holdfast.adapt.torch.state"),
-    "commands": ("holdfast.cli.main",),
-    "agents": ("holdfast.local_agent.detached_process", "holdfast.host.process"),
+    "numpy": (*HOLDFAST, "holdfast.adapt.numpy_state"),
+    "jax": (
+        *(*HOLDFAST, "jax", "jax.numpy", "holdfast.adapt.jax.state"),
+        *("jax.experimental.multihost_utils", "jaxlib.mlir.dialects.mhlo"),
+    ),
+    "torch": (
+        *(*HOLDFAST, "torch", "torch.distributed.tensor", "holdfast.adapt.torch.state"),
+        # The second with the first step of an optimizer.
+        *("torch.distributed.fsdp", "torch._dynamo"),
+    ),
+    "commands": ("holdfast.cli.main", "rich.status"),
+    "agents": (
+        *("holdfast.local_agent.detached_process", "holdfast.host.process"),
+        *(*ARRAYS, "aiohttp", "holdfast.peers.server", "holdfast.peers.sender"),
+    ),
 }
-"""What a stem of each kind imports."""
+"""What a stem of each kind imports: also what its processes import later, at each commit or peer.
+Whether an agent loads that only when it is needed is a claim about one that is started, not forked.
+"""
+OF_SOME_VERSIONS = {"jaxlib.mlir.dialects.mhlo"}
 TITLE_BYTES_MAX = 1 << 14
 """The size of the command line of an agent."""
 TIMES = "TIMES_OF_THE_TESTS"
@@ -299,9 +315,14 @@ def _main() -> None:
     lines = [socket.socket(fileno=os.dup(0))]
     if door_fd >= 0:
         lines.append(socket.socket(fileno=door_fd))
+    gc.disable()
     for name in MODULES[kind]:
-        importlib.import_module(name)
+        if name not in OF_SOME_VERSIONS or importlib.util.find_spec(name) is not None:
+            importlib.import_module(name)
+    # What is imported is never garbage: looking at it would copy the pages of each process.
+    gc.freeze()
     arguments, environment, folder = _forked_order(lines)
+    gc.enable()
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if kind == "agents":
         os.setsid()

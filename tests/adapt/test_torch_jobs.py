@@ -25,26 +25,46 @@ pytestmark = pytest.mark.skipif(
 )
 
 
+def start_workers(
+    one: Host, count: int, module: str, run: Path, **variables: str
+) -> list[subprocess.Popen[str]]:
+    """Start the workers that torchrun would start, forked from one that has imported PyTorch."""
+    address, _, port = free_address().partition(":")
+    common = {"WORLD_SIZE": str(count), "MASTER_ADDR": address, "MASTER_PORT": port} | variables
+    return [
+        one.start("-m", module, run, stem="torch", **common, RANK=str(n), LOCAL_RANK=str(n))
+        for n in range(count)
+    ]
+
+
+def ended(workers: list[subprocess.Popen[str]]) -> tuple[str, str]:
+    """What all workers have printed, and their errors; all have to end well."""
+    ends = [worker.communicate(timeout=250) for worker in workers]
+    out, said = ("".join(texts) for texts in zip(*ends, strict=True))
+    assert [worker.returncode for worker in workers] == [0] * len(workers), said
+    return out, said
+
+
 def test_a_job_under_torchrun_goes_on_with_another_number_of_processes(
     one_host: Host, tmp_path: Path
 ) -> None:
+    from torch.distributed import TCPStore
+
     for count, max_restarts, expected in ((2, 0, "resumed at 0"), (3, 1, "resumed at 1")):
-        done = subprocess.run(
-            [
-                *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
-                *(f"--nproc-per-node={count}", f"--max-restarts={max_restarts}"),
-                *("-m", "tests.adapt.torch_job", str(tmp_path / "run")),
-            ],
-            env=one_host.environment,
-            cwd=Path(__file__).parents[2],
-            capture_output=True,
-            text=True,
-            timeout=100,
+        # The one of torchrun, which is no process of the job.
+        store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        workers = start_workers(
+            *(one_host, count, "tests.adapt.torch_job", tmp_path / "run"),
+            MASTER_PORT=str(store.port),
+            TORCHELASTIC_RUN_ID="one",
+            TORCHELASTIC_RESTART_COUNT="0",
+            TORCHELASTIC_USE_AGENT_STORE="True",
+            TORCHELASTIC_MAX_RESTARTS=str(max_restarts),
         )
-        assert done.returncode == 0, done.stderr
-        assert done.stdout.count(expected) == count
+        out, said = ended(workers)
+        assert out.count(expected) == count
         # Said once, before anything has failed.
-        assert done.stderr.count("its restart may hang") == max_restarts
+        assert said.count("its restart may hang") == max_restarts
     found = holdfast.open_run(tmp_path / "run").restore()
     for name in ("rows", "columns", "copies"):
         assert np.array_equal(found[name], np.arange(30, dtype=np.float32).reshape(10, 3))
@@ -53,22 +73,8 @@ def test_a_job_under_torchrun_goes_on_with_another_number_of_processes(
 def test_the_rank_whose_replica_changes_is_named_and_all_ranks_go_back_together(
     one_host: Host, tmp_path: Path
 ) -> None:
-    address, _, port = free_address().partition(":")
-    ranks = [
-        one_host.start(
-            *("-m", "tests.adapt.torch_differing_job", tmp_path / "run"),
-            stem="torch",
-            RANK=str(rank),
-            WORLD_SIZE="3",
-            LOCAL_RANK=str(rank),
-            MASTER_ADDR=address,
-            MASTER_PORT=port,
-        )
-        for rank in range(3)
-    ]
-    ends = [rank.communicate(timeout=250) for rank in ranks]
-    out, said = ("".join(texts) for texts in zip(*ends, strict=True))
-    assert [rank.returncode for rank in ranks] == [0] * 3, said
+    workers = start_workers(one_host, 3, "tests.adapt.torch_differing_job", tmp_path / "run")
+    out, said = ended(workers)
     found = read_events(tmp_path / "run", ReplicasDiffer)
     assert {event.rank for event in found} == {1}
     first = min(found, key=lambda event: event.step)

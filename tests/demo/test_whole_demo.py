@@ -13,6 +13,8 @@ from tests.hosts import host
 from tests.trainer.frameworks import TORCH
 
 
+# `make demo` is the same in large, and other tests have its trainers, its report and its ends.
+@pytest.mark.soak
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("framework", ["jax", TORCH])

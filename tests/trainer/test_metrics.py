@@ -22,6 +22,7 @@ from holdfast.policy.save_decision_policy import FixedIntervalPolicy
 from tests.cli.command_line import answer
 from tests.hosts import Host, wait_until
 from tests.monitoring.test_prometheus import free_port
+from tests.startup.sitecustomize import STEMS
 
 OF_LEADING_HOST = {"holdfast_hosts", "holdfast_silent_hosts", "holdfast_survivable_domain_losses"}
 
@@ -135,8 +136,10 @@ def test_metrics_that_cannot_be_served_are_a_warning_and_the_training_goes_on(
 
 
 def test_an_agent_that_is_not_asked_imports_no_exporter_and_serves_nothing(
-    one_host: Host, tmp_path: Path
+    one_host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # A forked agent has what its stem has imported.
+    monkeypatch.delenv(STEMS)
     with holdfast.CheckpointManager(tmp_path / "run", framework="numpy") as manager:
         agent = one_host.agent()
         assert agent.prometheus_url is None

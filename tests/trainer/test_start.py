@@ -17,6 +17,7 @@ import pytest
 
 import holdfast
 from tests.hosts import host
+from tests.startup.sitecustomize import STEMS
 
 HTTP = frozenset({"aiohttp", "http.client", "http.server", "ssl", "urllib.request"})
 TERMINAL = frozenset({"rich", "click"})
@@ -84,6 +85,8 @@ def test_an_agent_takes_a_trainer_before_arrays_and_http_are_loaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with host() as own:
+        # A forked agent has what its stem has imported.
+        monkeypatch.delenv(STEMS)
         monkeypatch.setenv("HOLDFAST_RAM", str(own.folder))
         monkeypatch.setenv("HOLDFAST_HOST", own.name)
         ram = holdfast.RamTier(linger_secs=0)
