@@ -250,8 +250,9 @@ class Agent:
         self.driver.woken.set()
 
     def give_way(self, place: str) -> None:
-        """End the training here, and leave to a start at another place that takes the run over."""
-        log.warning("a start at %s takes the run over; the training here is fenced", place)
+        """End a training here, and leave to a start at another place that takes the run over."""
+        fenced = "; the training here is fenced" if self.trainers.group is not None else ""
+        log.warning("a start at %s takes the run over%s", place, fenced)
         self.sessions.give_way(place)
         self.leave_soon()
 

@@ -97,7 +97,7 @@ class Service:
     async def _check_directory(self, request: protocol.Attach) -> None:
         """Check that a trainer has the agent's directory open; wait if the agent leaves soon.
 
-        A start at another place of the run that takes it over ends the training here.
+        A start at another place of the run that takes it over ends the training and the agent.
 
         Raises:
             StorageError: as `DirectoryWatch.check_identity`.
@@ -110,7 +110,8 @@ class Service:
         except AgentUnavailableError as error:
             if request.attempt is not None:
                 await self._check_not_displaced(request.attempt)
-            if request.takeover and self._trainers.group is not None:
+            elif request.takeover and not self._agent.leaving.is_stopping:
+                # Also without a trainer here: another host's training may have ended first.
                 self._agent.give_way(request.run)
             secs = self._agent.leaves_in_secs()
             if self._agent.leaving.is_stopping or (secs is not None and secs <= CLOSED_SECS):
@@ -270,20 +271,30 @@ class Service:
         self._agent.leave_soon()
         return protocol.Empty()
 
-    async def expect(self, request: protocol.Empty, pid: int) -> protocol.AgentStatus:
+    async def expect(self, request: protocol.Expect, pid: int) -> protocol.AgentStatus:
         """Stay until the process attaches, which first meets the job's other hosts.
+
+        The agent gives way to a start at another place of the run that takes it over: now, because
+        the other hosts are given the address of the agent that stays.
 
         Returns:
             The status; `leaves_in_secs` is 0.0 if the agent does not stay.
         """
-        if not self._agent.leaving.has_ended:
+        gives_way = request.takeover and await self._is_at_another_place(request)
+        if gives_way and not self._agent.leaving.is_stopping:
+            self._agent.give_way(request.run)
+        is_leaving = gives_way or self._agent.leaving.has_ended
+        if not is_leaving:
             self._agent.leaving.expected.add_process(pid)
-        status = await self.status(request, pid)
-        return (
-            msgspec.structs.replace(status, leaves_in_secs=0.0)
-            if self._agent.leaving.has_ended
-            else status
-        )
+        status = await self.status(protocol.Empty(), pid)
+        return msgspec.structs.replace(status, leaves_in_secs=0.0) if is_leaving else status
+
+    async def _is_at_another_place(self, request: protocol.Expect) -> bool:
+        try:
+            await self._agent.directory.check_identity(request.run, request.directory)
+        except AgentUnavailableError:
+            return True
+        return False
 
     async def status(self, request: protocol.Empty, pid: int) -> protocol.AgentStatus:
         run, trainers, ram = self._run, self._trainers, self._agent.ram
@@ -391,7 +402,7 @@ class Service:
 def call_server(service: Service, body_secs: float = BODY_SECS) -> SocketServer:
     """Return the server of one agent."""
     calls: dict[str, tuple[type[msgspec.Struct], Handler]] = {
-        "expect": (protocol.Empty, service.expect),
+        "expect": (protocol.Expect, service.expect),
         "attach": (protocol.Attach, service.attach),
         "branch": (protocol.Branch, service.branch),
         "listing": (protocol.WantListing, service.listing),

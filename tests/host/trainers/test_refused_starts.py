@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from pathlib import Path
 from typing import Any
 
@@ -258,6 +259,47 @@ def test_a_start_at_another_place_of_the_run_takes_it_over_by_request_alone(
         host.settle()
         assert manifest_path(host.run, 5).exists(), "what was sealed is made durable"
         assert host.agent.leaves_in_secs() == 0.0
+
+
+def test_a_takeover_at_another_place_ends_an_agent_that_lingers_without_a_trainer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The agent does not leave in this test.
+    monkeypatch.setattr(service, "LEAVE_SECS", 0.0)
+    with in_process_host(tmp_path) as host:
+        host.start_agent()
+        trainer = host.attach()
+        host.save(trainer, 5)
+        host.kill_trainer(trainer)
+        host.settle()
+        with pytest.raises(AgentUnavailableError, match="leaves by itself"):
+            host.call(host.service.attach(at_another_place(tmp_path / "one"), 1))
+        assert host.agent.leaves_in_secs() != 0.0
+        rejoining = at_another_place(tmp_path / "two", takeover=True, attempt=trainer.attempt)
+        with pytest.raises(AgentUnavailableError, match="leaves by itself"):
+            host.call(host.service.attach(rejoining, 1))
+        assert host.agent.leaves_in_secs() != 0.0, "this is no start"
+        request = at_another_place(tmp_path / "three", takeover=True)
+        with pytest.raises(AgentUnavailableError, match="leaves by itself"):
+            host.call(host.service.attach(request, 1))
+        host.settle()
+        assert host.agent.leaves_in_secs() == 0.0
+
+
+def test_an_agent_gives_way_before_other_hosts_are_given_its_address(tmp_path: Path) -> None:
+    with in_process_host(tmp_path) as host:
+        host.start_agent()
+        host.attach()
+        start = at_another_place(tmp_path / "one", takeover=True)
+        own = protocol.Expect(run=str(host.run), takeover=True)
+        other = protocol.Expect(run=start.run, directory=start.directory)
+        for stays in (own, other):
+            status = host.call(host.service.expect(stays, os.getpid()))
+            assert status.leaves_in_secs != 0.0
+            assert host.agent.trainers.group is not None
+        takes = msgspec.structs.replace(other, takeover=True)
+        assert host.call(host.service.expect(takes, os.getpid())).leaves_in_secs == 0.0
+        assert host.agent.trainers.group is None
 
 
 def test_a_trainer_whose_agent_made_room_for_another_place_is_fenced_there(tmp_path: Path) -> None:

@@ -434,6 +434,14 @@ class QuietHosts(msgspec.Struct, frozen=True, kw_only=True):
     is_writing: bool
 
 
+class Expect(msgspec.Struct, frozen=True, kw_only=True):
+    """Stay until this process attaches. `run`, `directory` and `takeover` are as in `Attach`."""
+
+    run: str = ""
+    directory: str = ""
+    takeover: bool = False
+
+
 class Empty(msgspec.Struct, frozen=True, kw_only=True):
     """A message without content."""
 

@@ -21,7 +21,7 @@ from holdfast.format.names import NO_ATTEMPT, AttemptId
 from holdfast.host.wire.client import AgentClient
 from holdfast.host.wire.config import AgentConfig
 from holdfast.host.wire.launch import ensure_agent
-from holdfast.host.wire.protocol import AgentStatus, Attach, Empty
+from holdfast.host.wire.protocol import AgentStatus, Attach, Expect
 from holdfast.local_agent.client import AgentGoneError
 from holdfast.local_agent.launch import LEAVING_POLL_SECS, START_SECS
 from holdfast.local_agent.place import host_name
@@ -162,7 +162,7 @@ def find_job(
         token_file = share_token(run.location, run.run_id, rendezvous, clock)
         with rendezvous.propagating_errors("meet the hosts"):
             config = _config(run, options, options.peer_config(token_file))
-            address = _start(config, clock)
+            address = _start(config, _expect(run, options, processes), clock)
         hosts = meet(rendezvous, place_of(processes, options, address))
         peers = _job_peers(run, config, hosts, attempt, clock)
     attach = _attach(run, options, processes, hosts)
@@ -196,12 +196,22 @@ def _config(run: OpenRun, options: Options, peers: PeerConfig | None) -> AgentCo
     )
 
 
-def _start(config: AgentConfig, clock: Clock) -> str:
+def _expect(run: OpenRun, options: Options, processes: Processes) -> Expect:
+    """Return the request to stay until this process attaches."""
+    home = run.durable.home
+    return Expect(
+        run=home.location_text,
+        directory=home.identity_text,
+        takeover=options.takeover and launchers.launched().may_fence(processes.count),
+    )
+
+
+def _start(config: AgentConfig, expect: Expect, clock: Clock) -> str:
     """Start this host's agent if none runs, and return its address for other hosts.
 
     The agent stays until this process attaches: the other hosts will use this address.
     """
-    status = _await_agent(config, clock)
+    status = _await_agent(config, expect, clock)
     if status.peer_address is None:
         raise AgentUnavailableError(
             f"join the agent of {config.run} on host {config.host}: expected an agent that serves "
@@ -211,14 +221,14 @@ def _start(config: AgentConfig, clock: Clock) -> str:
     return status.peer_address
 
 
-def _await_agent(config: AgentConfig, clock: Clock) -> AgentStatus:
+def _await_agent(config: AgentConfig, expect: Expect, clock: Clock) -> AgentStatus:
     """Return the status of this host's agent, which stays until this process attaches."""
     until_secs, reason = clock.monotonic() + START_SECS, "it leaves"
     while clock.monotonic() < until_secs:
         folder, _ = ensure_agent(config, clock)
         client = AgentClient(folder)
         try:
-            status = client.call("expect", Empty(), AgentStatus)
+            status = client.call("expect", expect, AgentStatus)
             if status.leaves_in_secs != 0.0:
                 return status
         except (AgentGoneError, FileNotFoundError) as error:
