@@ -46,16 +46,24 @@ class Data:
         return {"rank": RANK, "branches": self.branches}
 
     def load_state_dict(self, state: dict[str, object]) -> None:
+        if TODO.get("refuses") == RANK:
+            raise ValueError("this rank has other data")
         assert state["rank"] == RANK
         self.branches = list(state["branches"])
 
 
 class Hangs:
-    """A policy of the user, one of whose methods does not return."""
+    """A policy of the user, one of whose methods does not return, or exits once."""
+
+    def __init__(self) -> None:
+        self.has_exited = False
 
     def should_save(self, step: int, previous: object, *, context: object) -> bool:
         if TODO.get("hangs") == "should_save":
             hang("should_save")
+        if TODO.get("hangs") == "exits" and not self.has_exited:
+            self.has_exited = True
+            sys.exit("enough")
         return False
 
     def should_preserve(self, checkpoints: Sequence[object], *, context: object) -> list[bool]:
@@ -93,8 +101,11 @@ def main() -> None:
     if "hangs" in TODO:
         saves = save_decision_policy.AnySavePolicy([saves, Hangs()])
         keeps = preservation_policy.AnyPreservationPolicy([keeps, Hangs()])
+    remote = TODO.get("remote")
     with holdfast.CheckpointManager(
         RUN,
+        remote=holdfast.RemoteTier(remote, save_decision_policy=saves) if remote else None,
+        takeover=TODO.get("takeover", False),
         save_decision_policy=saves,
         preservation_policy=keeps,
         ram=holdfast.RamTier(save_decision_policy=every(1), linger_secs=300),
@@ -114,6 +125,10 @@ def main() -> None:
                 manager.save(step, state)
             except errors.SaveFailedError as error:
                 say(failed=error.steps, at=step, message=str(error))
+            except errors.HoldfastError as error:
+                if TODO.get("hangs") != "exits":
+                    raise
+                say(exited=str(error), at=step)
             say(step=step)
         stand_still("finish")
         manager.finish(step, state)

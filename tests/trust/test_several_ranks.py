@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import importlib.util
+import json
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from holdfast.format.names import RUN_FILE
 from tests.hosts import Host, expire_leases, wait_until
 from tests.store.places import mounted
 from tests.trainer.job import Job, lose, some_hosts
@@ -41,12 +43,16 @@ def start_job(hosts: list[Host], run: Path, **todo: Any) -> Job:
     return start_any_job(hosts, run, script=TRAINER, framework="torch", every=5, **todo)
 
 
-def trained(hosts: list[Host], run: Path, more: int, branch: int) -> list[int]:
+def trained(hosts: list[Host], run: Path, more: int, branch: int, **todo: Any) -> list[int]:
     """Trains some more steps; returns the branches of the state from which all ranks went on."""
-    found = start_job(hosts, run, more=more, branch=branch).results(300)
+    found = start_job(hosts, run, more=more, branch=branch, **todo).results(300)
     assert all(r["trail"] == r["own"] == found[0]["trail"] for r in found), found
     assert len(found[0]["trail"]) == found[0]["start"]
     return found[0]["trail"]
+
+
+def run_id_of(run: Path) -> str:
+    return json.loads((run / RUN_FILE).read_bytes())["run_id"]
 
 
 def await_step(job: Job, step: int) -> None:
@@ -160,3 +166,67 @@ def test_a_policy_that_hangs_is_named_and_holds_no_other_rank(
     assert f"Hangs.{method} has not returned for 10 s" in said, job.told()
     assert f"Hangs.{method} did not return within 60 s, and is abandoned" in said, job.told()
     assert committed(run) == 299
+
+
+def test_a_policy_that_exits_is_reported_and_saves_go_on(
+    four_hosts: list[Host], tmp_path: Path
+) -> None:
+    hosts, run = four_hosts[:2], tmp_path / "run"
+    job = start_job(hosts, run, more=100, branch=1, sleep=0.05, hangs="exits")
+    ranks = job.results(300)
+    assert "Hangs.should_save raised SystemExit: enough" in ranks[0]["exited"]
+    assert "exited" not in ranks[1]
+    assert all(rank["closed"] for rank in ranks)
+    assert committed(run) == 99
+
+
+def test_a_directory_that_was_put_back_and_a_moved_remote_tier_cost_nothing(
+    four_hosts: list[Host], tmp_path: Path
+) -> None:
+    hosts, run, backup = four_hosts[:2], tmp_path / "run", tmp_path / "backup"
+    remote, moved = tmp_path / "remote", tmp_path / "moved"
+    trained(hosts, run, 8, branch=1, remote=str(remote))
+    for one in hosts:
+        one.kill_agents()
+    shutil.copytree(run, backup)
+    assert trained(hosts, run, 6, branch=2, remote=str(remote)) == [1] * 8
+    for one in hosts:
+        one.kill_agents()
+        shutil.rmtree(one.folder)
+        one.folder.mkdir()
+    put_back(backup, run)
+    before = run_id_of(run)
+    assert trained(hosts, run, 2, branch=3, remote=str(remote)) == [1] * 8 + [2] * 6
+    for one in hosts:
+        one.kill_agents()
+    remote.rename(moved)
+    assert trained(hosts, run, 2, branch=4, remote=str(moved)) == [1] * 8 + [2] * 6 + [3] * 2
+    assert run_id_of(run) == run_id_of(moved) == before
+
+
+def test_a_takeover_from_another_place_on_the_same_hosts_goes_on_from_the_live_training(
+    four_hosts: list[Host], tmp_path: Path
+) -> None:
+    hosts, run, other = four_hosts[:2], tmp_path / "run", tmp_path / "other"
+    remote = str(tmp_path / "remote")
+    job = start_job(hosts, run, more=1000, branch=1, sleep=0.05, remote=remote)
+    await_step(job, 17)
+    job.wait_until(lambda: committed(Path(remote)) > 4)
+    trail = trained(hosts, other, 3, branch=2, remote=remote, takeover=True)
+    assert trail == [1] * len(trail)
+    assert len(trail) > 4
+    for rank in job.ranks:
+        assert rank.wait(120) == 1, job.told()
+    assert any("FencedError" in "".join(rank.errors) for rank in job.ranks), job.told()
+
+
+def test_an_object_that_refuses_its_state_on_one_rank_ends_all(
+    four_hosts: list[Host], tmp_path: Path
+) -> None:
+    hosts, run = four_hosts[:2], tmp_path / "run"
+    trained(hosts, run, 8, branch=1)
+    job = start_job(hosts, run, more=4, branch=2, refuses=1)
+    assert [rank.wait(60) for rank in job.ranks] == [1, 1], job.told()
+    assert "data" in "".join(job.ranks[1].errors)
+    assert "this rank has other data" in "".join(job.ranks[1].errors)
+    assert trained(hosts, run, 3, branch=3) == [1] * 8
