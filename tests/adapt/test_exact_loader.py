@@ -55,6 +55,26 @@ def test_it_continues_from_every_step_with_all_later_epochs() -> None:
         assert batches(restored, STEPS - 1 - step) == whole[step + 1 :], step
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("asks", [False, True])
+def test_after_the_last_batch_of_an_epoch_the_next_one_begins(workers: int, asks: bool) -> None:
+    states: list = []
+    whole = batches(loader(workers), 2 * EPOCH, states)
+    restored = loader(workers)
+    restored.load_state_dict(copy.deepcopy(states[EPOCH - 1]))
+    if asks:
+        restored.state_dict()
+    assert [batch.tolist() for batch in restored] == whole[EPOCH:]
+
+
+@pytest.mark.parametrize(("saved", "now"), [(0, 2), (2, 0)])
+def test_another_number_of_workers_is_refused(saved: int, now: int) -> None:
+    states: list = []
+    batches(loader(saved), 1, states)
+    with pytest.raises(InvalidArgumentError, match=f"num_workers={saved}, as .* found {now};"):
+        loader(now).load_state_dict(states[0])
+
+
 def test_torchdatas_loader_alone_does_not() -> None:
     # If it does some day, `ExactLoader` is not needed any more.
     states: list = []

@@ -32,7 +32,7 @@ def loaded_by(statement: str) -> set[str]:
     """Return the modules that a fresh interpreter has loaded after a statement."""
     program = f"import json, sys\n{statement}\nprint(json.dumps(sorted(sys.modules)))"
     found = subprocess.run(
-        [sys.executable, "-c", program], check=True, capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", program], check=True, capture_output=True, text=True, timeout=240
     )
     return set(json.loads(found.stdout))
 

@@ -223,8 +223,9 @@ def _left_out(loader: LoaderFacts) -> Cause:
     return Cause(
         "a loader without a state",
         f"{loader.name} begins its epoch anew after a restart",
-        "use a StatefulDataLoader of torchdata, which takes the same arguments, and put it into "
-        "the state; or save at the ends of epochs alone",
+        "use a StatefulDataLoader of torchdata, which takes the same arguments, with "
+        "generator=torch.Generator().manual_seed(0), iterate over "
+        "holdfast.torch.ExactLoader(loader), and put that into the state",
     )
 
 

@@ -3,6 +3,9 @@
 `StatefulDataLoader` restores the order of the present epoch. The orders of later epochs come from
 its generator, whose state it does not save; and the iterator that continues an epoch draws from
 that generator, as the one that began the epoch did. So the generator has to be set after that.
+
+Saved with the last batch of an epoch, it would continue with the rest of that epoch: with nothing.
+A loop that counts epochs by steps would take that for an epoch. So the next epoch begins then.
 """
 
 from __future__ import annotations
@@ -13,6 +16,8 @@ from typing import Any
 import torch
 
 from holdfast.errors import InvalidArgumentError
+
+_END = object()
 
 
 class ExactLoader:
@@ -26,6 +31,7 @@ class ExactLoader:
     ```
 
     Random numbers that workers draw are in no state: derive those of a sample from its index.
+    A state is continued with the number of workers that it was saved with.
 
     Args:
         loader: a loader with `state_dict` and a `generator` of its own.
@@ -55,21 +61,40 @@ class ExactLoader:
         return len(self.loader)
 
     def __iter__(self) -> Iterator[Any]:
-        """Return an iterator over the rest of the epoch after a restore, else over an epoch."""
+        """Yield the rest of the epoch after a restore, else an epoch.
+
+        If the state was saved with the last batch of an epoch, that is the next epoch.
+        """
         batches: Iterator[Any] = iter(self.loader)
         if self._generator_state is not None:
             self.loader.generator.set_state(self._generator_state)
             self._generator_state = None
-        return batches
+            first = next(batches, _END)
+            if first is _END:
+                batches = iter(self.loader)
+            else:
+                yield first
+        yield from batches
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the states of the loader and of its generator."""
+        """Return the states of the loader and of its generator, and the number of its workers."""
         generator = self._generator_state
         if generator is None:
             generator = self.loader.generator.get_state()
-        return {"loader": self.loader.state_dict(), "generator": generator}
+        workers = self.loader.num_workers
+        return {"loader": self.loader.state_dict(), "generator": generator, "workers": workers}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Set the states; the next iterator continues from there."""
+        """Set the states; the next iterator continues from there.
+
+        Raises:
+            InvalidArgumentError: The state was saved with another number of workers.
+        """
+        workers = state.get("workers", self.loader.num_workers)
+        if workers != self.loader.num_workers:
+            raise InvalidArgumentError(
+                f"ExactLoader: expected a loader with num_workers={workers}, as that of the saved "
+                f"state, found {self.loader.num_workers}; make it with num_workers={workers}"
+            )
         self.loader.load_state_dict(state["loader"])
         self._generator_state = state["generator"]
