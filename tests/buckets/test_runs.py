@@ -25,7 +25,8 @@ from holdfast.trainer.checks import storage_checks
 from holdfast.trainer.checks.check_results import Severity
 from holdfast.trainer.checks.storage_checks import check_storage
 from holdfast.trainer.run_copies import copy_run
-from tests.hosts import Host, host
+from tests import prepared
+from tests.hosts import Host, ending, finished, host
 
 State = dict[str, np.ndarray]
 DYING_TRAINER = """
@@ -59,10 +60,9 @@ def check(found: State, step: int) -> None:
 
 
 def run_command(*arguments: str) -> str:
-    command = [sys.executable, "-m", "holdfast", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    command = ["-m", "holdfast", *arguments]
+    with ending(prepared.start("commands", command, os.environ)) as process:
+        return finished(process)
 
 
 def test_a_run_in_a_bucket_is_resumed_and_read_on_another_host(
@@ -89,8 +89,8 @@ def test_a_run_in_a_bucket_is_resumed_and_read_on_another_host(
 
 def test_a_killed_trainer_loses_nothing_that_was_durable(one_host: Host, some_url: str) -> None:
     train(some_url, 1, 2)
-    died = subprocess.run([sys.executable, "-c", DYING_TRAINER, some_url], check=False)
-    assert died.returncode == -signal.SIGKILL
+    trainer = one_host.start("-c", DYING_TRAINER, some_url, stem="numpy")
+    assert trainer.wait(60) == -signal.SIGKILL
     one_host.kill_agent()
     for left in one_host.folder.iterdir():
         shutil.rmtree(left)

@@ -10,7 +10,8 @@ TRAINING = Path(__file__).with_name("standby_training.py")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("framework", ["jax", "torch"])
+# Two cold starts with PyTorch take half a minute of a processor.
+@pytest.mark.parametrize("framework", ["jax", pytest.param("torch", marks=pytest.mark.soak)])
 def test_a_killed_training_goes_on_in_a_fork(
     one_host: Host, tmp_path: Path, framework: str
 ) -> None:
