@@ -27,7 +27,6 @@ from holdfast.trainer.opening.run_access import read_only
 from holdfast.trainer.run_copies import copy_run
 from tests.attempts import folder_of
 from tests.engine.making import flip_bit
-from tests.hosts import Host
 from tests.manifests import manifest_path
 from tests.trainer.tiers import steps_in
 from tests.trainer.two_tier_trainer import state_of
@@ -35,7 +34,10 @@ from tests.trainer.written_tiers import WrittenTiers, opened, train_alone
 
 
 @pytest.fixture
-def tiers(one_host: Host, tmp_path: Path) -> WrittenTiers:
+def tiers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> WrittenTiers:
+    # Of a host without agents.
+    monkeypatch.setenv("HOLDFAST_RAM", str(tmp_path / "ram"))
+    monkeypatch.setenv("HOLDFAST_HOST", "host-a")
     return WrittenTiers(tmp_path)
 
 
