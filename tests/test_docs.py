@@ -47,11 +47,15 @@ def test_an_example_runs_as_printed(
 ) -> None:
     (tmp_path / "example.py").write_text(code)
     monkeypatch.chdir(tmp_path)
-    stem = next((name for name in ("torch", "jax") if f"import {name}" in code), "numpy")
     with host() as made:
-        finished(made.start("-W", "error", "example.py", stem=stem))
+        finished(made.start("-W", "error", "example.py", stem=_stem_for(code)))
     if "CheckpointManager(" in code or "holdfast.save(" in code:
         assert list((tmp_path / "runs").glob("*/checkpoints/manifests/*.json"))
+
+
+def _stem_for(code: str) -> str:
+    """Return the kind of process that has imported the framework of an example."""
+    return next((name for name in ("torch", "jax") if f"import {name}" in code), "numpy")
 
 
 @NO_TORCH
@@ -190,23 +194,20 @@ def test_a_decision_has_a_status_and_is_cited_where_it_binds(page: Path) -> None
     assert _unbound(page) == []
 
 
-def test_the_first_example_repeats_nothing_when_it_is_run_again(tmp_path: Path) -> None:
+def test_the_first_example_repeats_nothing_when_it_is_run_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (code,) = MARKED.findall((ROOT / "README.md").read_text())
     (tmp_path / "example.py").write_text(code + "\nprint(start, float(state['w'][0]))\n")
+    monkeypatch.chdir(tmp_path)
     with host() as made:
         printed = []
         for _ in range(2):
-            done = subprocess.run(
-                [sys.executable, "-W", "error", "example.py"],
-                cwd=tmp_path,
-                env=made.environment,
-                capture_output=True,
-                text=True,
-                timeout=60,
-            )
-            assert done.returncode == 0, done.stderr
-            assert "closing after" not in done.stderr
-            printed.append(done.stdout.split())
+            process = made.start("-W", "error", "example.py", stem=_stem_for(code))
+            out, said = process.communicate(timeout=60)
+            assert process.returncode == 0, said
+            assert "closing after" not in said
+            printed.append(out.split())
     assert printed == [["0", "200.0"], ["200", "200.0"]]
 
 
