@@ -17,7 +17,7 @@ from tests.hosts import Host, events, is_running, wait_until
 
 def test_status_tells_of_two_agents(one_host: Host, tmp_path: Path) -> None:
     train(one_host, tmp_path / "one", steps=2, lost=True)
-    live = start_training(one_host, tmp_path / "two", steps=10_000, sleep=0.01, every=1000)
+    live = start_training(one_host, tmp_path / "two", steps=10**6, sleep=0.01, every=1000)
     await_line(live, "1")
     one, two = answer(one_host, "status")["agents"]
     assert (one["run"], two["run"]) == (str(tmp_path / "one"), str(tmp_path / "two"))
@@ -71,7 +71,7 @@ def test_stop_waits_until_the_agent_has_left(one_host: Host, tmp_path: Path) -> 
 
 def test_save_asks_a_live_trainer_and_waits(one_host: Host, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    live = start_training(one_host, run, steps=10_000, sleep=0.02, every=100_000)
+    live = start_training(one_host, run, steps=10**6, sleep=0.02, every=100_000)
     await_line(live, "1")
     before = {row["step"] for row in answer(one_host, "ls", run)["checkpoints"]}
     saved = answer(one_host, "save", run)

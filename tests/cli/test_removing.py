@@ -115,7 +115,7 @@ def test_rm_beside_a_live_run_and_clean_of_what_is_left(one_host: Host, tmp_path
     live_run, idle_run, left_run = (tmp_path / name for name in ("live", "idle", "left"))
     # `clean` shall not find what other tests have just killed.
     one_host.variables["TMPDIR"] = str(tmp_path)
-    live = start_training(one_host, live_run, steps=10_000, sleep=0.02, every=1000)
+    live = start_training(one_host, live_run, steps=10**6, sleep=0.02, every=1000)
     await_line(live, "1")
     answer(one_host, "save", live_run)
     holdfast(one_host, "rm", live_run, "0", "--yes")

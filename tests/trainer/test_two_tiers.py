@@ -168,7 +168,7 @@ def test_policies_that_no_agent_can_evaluate_are_refused() -> None:
 def test_a_directory_deleted_under_a_training_ends_it_and_the_remote_tier_goes_on(
     tiers: Tiers, one_host: Host
 ) -> None:
-    trainer = start((one_host, tiers.fast), tiers.remote, steps=2000, sleep=0.05)
+    trainer = start((one_host, tiers.fast), tiers.remote, steps=10**6, sleep=0.05)
     wait_until(lambda: len(steps_in(tiers.remote)) > 1)
 
     def is_deleted() -> bool:
@@ -194,7 +194,7 @@ def test_of_two_starts_that_share_the_remote_tier_alone_exactly_one_wins(
     two_machines: list[tuple[Host, Path]], tmp_path: Path
 ) -> None:
     remote = tmp_path / "remote"
-    both = [start(machine, remote, steps=1000, sleep=0.05) for machine in two_machines]
+    both = [start(machine, remote, steps=10**6, sleep=0.05) for machine in two_machines]
     wait_until(lambda: any(said.process.poll() is not None for said in both))
     ended = [said for said in both if said.process.poll() is not None]
     assert len(ended) == 1
