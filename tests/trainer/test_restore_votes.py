@@ -24,7 +24,8 @@ from tests.trainer.ranks import MemoryWords, ranks, together
 from tests.trainer.test_processes import DEVICES, PROCESS, free_address, results, start_job
 
 OLD, NEW = checkpoint_id(3), checkpoint_id(5, 2)
-GONE_SECS = 20.0
+GONE_SECS = 60.0
+"""The others would wait for an hour."""
 
 
 @pytest.mark.parametrize(
