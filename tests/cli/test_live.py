@@ -16,7 +16,7 @@ from tests.hosts import Host, events, is_running, wait_until
 
 
 def test_status_tells_of_two_agents(one_host: Host, tmp_path: Path) -> None:
-    train(one_host, tmp_path / "one", steps=2, lost=True)
+    train(one_host, tmp_path / "one", steps=2, lost=True, linger=600)
     live = start_training(one_host, tmp_path / "two", steps=10**6, sleep=0.01, every=1000)
     await_line(live, "1")
     one, two = answer(one_host, "status")["agents"]

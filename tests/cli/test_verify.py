@@ -205,7 +205,7 @@ def test_only_the_given_step_is_read(shared_host: Host, run: Path) -> None:
 def test_the_copy_in_ram_is_read_too(tmp_path: Path) -> None:
     with host() as own:
         run = tmp_path / "run"
-        train(own, run, steps=2)
+        train(own, run, steps=2, linger=600)
         assert answer(own, "verify", run)["copies"][-1]["tier"] == "ram"
         (copy,) = own.folder.glob("*/ram/checkpoints/000000001.1-*/image*")
         with copy.open("r+b") as file:
