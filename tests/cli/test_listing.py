@@ -115,7 +115,7 @@ def test_what_an_agent_that_was_killed_left_in_ram_is_listed(
     one_host: Host, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
-    kill_all(one_host, start_training(one_host, run, steps=3, every=9, ram_every=1, leave=60))
+    kill_all(one_host, start_training(one_host, run, steps=3, every=9, ram_every=1, leave=600))
     rows = answer(one_host, "ls", run)["checkpoints"]
     assert (rows[-1]["step"], rows[-1]["tiers"], rows[-1]["state"]) == (2, ["ram"], "in RAM")
     (left,) = answer(one_host, "status", run)["left_behind"]

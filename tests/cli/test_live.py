@@ -55,7 +55,7 @@ def test_status_tells_of_two_agents(one_host: Host, tmp_path: Path) -> None:
 
 def test_stop_waits_until_the_agent_has_left(one_host: Host, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    train(one_host, run, steps=3, every=1000, ram_every=1, leave=0.1)
+    train(one_host, run, steps=3, every=1000, ram_every=1, leave=0.1, linger=600)
     agent = one_host.agent()
     # A busy machine may have dropped the save of a later step.
     newest = max(held.step for held in agent.held)

@@ -139,7 +139,7 @@ def test_rm_beside_a_live_run_and_clean_of_what_is_left(one_host: Host, tmp_path
     wait_until(lambda: not one_host.agent().trainers)
     assert answer(one_host, "stop", live_run)["problems"] == []
 
-    kill_all(one_host, start_training(one_host, left_run, steps=3, every=9, ram_every=1, leave=60))
+    kill_all(one_host, start_training(one_host, left_run, steps=3, every=9, ram_every=1, leave=600))
     (row,) = answer(one_host, "clean", "--yes")["found"]
     assert "step 2 may not be durable" in row["kept_for"]
     assert Path(row["folder"]).exists()

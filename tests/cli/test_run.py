@@ -218,7 +218,7 @@ def test_what_stands_in_ram_alone_is_durable_when_it_returns(
 
 def test_what_a_killed_agent_left_is_made_durable_too(one_host: Host, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    command = training(run, steps=3, every=9, ram_every=1, leave=60)
+    command = training(run, steps=3, every=9, ram_every=1, leave=600)
     process = one_host.start(
         "-m", "holdfast", "run", "--directory", run, "--", *command, stem="commands"
     )
