@@ -67,13 +67,13 @@ def checkpointer(directory: Path, **options: Any) -> Checkpointer:
 
 def specs(**iterators: Any) -> dict[str, Any]:
     sharded = TensorSpec((8, 8), jnp.float32, PartitionSpec("data", "model"))
-    return {"model": VDict(w=sharded, empty={}), "step": TensorSpec((), jnp.int32), **iterators}
+    return {"model": VDict(w=sharded, empty={}), "count": TensorSpec((), jnp.int32), **iterators}
 
 
 def state(value: float, **iterators: Any) -> dict[str, Any]:
     placed = jax.sharding.NamedSharding(mesh(8, 1), PartitionSpec("data", "model"))
     w = jax.device_put(jnp.full((8, 8), value, jnp.float32), placed)
-    return {"model": VDict(w=w, empty={}), "step": jnp.int32(value), **iterators}
+    return {"model": VDict(w=w, empty={}), "count": jnp.int32(value), **iterators}
 
 
 def tf_iterator() -> Iterator[Any]:
@@ -143,8 +143,8 @@ def refuses(directory: Path) -> None:
         for wrong in (
             specs(tf=tf_iterator()),
             specs(),
-            specs(tf=tf_iterator(), counter=counter) | {"step": TensorSpec((), jnp.int16)},
-            specs(tf=tf_iterator(), counter=counter) | {"step": TensorSpec((2,), jnp.int32)},
+            specs(tf=tf_iterator(), counter=counter) | {"count": TensorSpec((), jnp.int16)},
+            specs(tf=tf_iterator(), counter=counter) | {"count": TensorSpec((2,), jnp.int32)},
             specs(tf=tf_iterator(), counter=counter) | {"more": TensorSpec((), jnp.int32)},
         ):
             with pytest.raises(StructureMismatchError) as told:
@@ -218,7 +218,7 @@ def continues_from_axlearns_own_and_goes_back(directory: Path) -> None:
         assert own.restore(step=2, state=specs(tf=batches, counter=counter))[0] == 2
         assert counter.count == 1
     ours = checkpointer(directory)
-    (directory / "step_00000002" / "gda" / "step" / ".zarray").unlink()
+    (directory / "step_00000002" / "gda" / "count" / ".zarray").unlink()
     with mesh(8, 1):
         assert ours.restore(state=specs(tf=batches, counter=counter))[0] == 6
         with pytest.raises(CheckpointDamagedError, match="step_00000002"):
@@ -264,7 +264,7 @@ def divides_elastic_iterators(directory: Path) -> None:
         iterators = moved(iterators, following)
     positions = [int(next(iterator)[0]) for iterator in iterators]
     assert positions == [10 * (i // per_feed) + 5 for i in range(processes)]
-    with pytest.raises(StructureMismatchError, match="process 5"):
+    with pytest.raises(StructureMismatchError, match="process 6"):
         moved(whole()[:4], fewer())
     one = elastic_of(iter(feeds[1]), iter(feeds[3]), range(1, 2))
     with mesh(8, 1):

@@ -5,18 +5,22 @@ The packages that AXLearn needs are in tests/interop/trainers.txt; `make trainer
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
+from contextlib import ExitStack
+from itertools import chain
 from pathlib import Path
 
 import pytest
 
 import holdfast
-from tests.hosts import Host
+from tests.hosts import Host, ending
 from tests.interop.trainer_sources import source_or_skip
+from tests.trainer.test_processes import free_address
 
 ROOT = Path(__file__).parents[2]
 SOURCE = source_or_skip("HOLDFAST_AXLEARN", "axlearn/common", ("tensorflow", "seqio", "flax"))
@@ -76,3 +80,37 @@ def test_the_contract_of_a_checkpointer_is_kept(
 ) -> None:
     status, lines = run(environment, "axlearn_contract", tmp_path)
     assert (status, lines) == (0, ["well"])
+
+
+def test_a_lost_slices_data_is_read_by_those_that_are_left_until_it_is_back(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
+    read: list[list[int]] = []
+    for count, steps in ((3, 2), (2, 3), (3, 2)):
+        address = free_address()
+        with ExitStack() as held:
+            job = [
+                held.enter_context(
+                    ending(
+                        subprocess.Popen(
+                            [sys.executable, "-m", "tests.interop.axlearn_elastic"]
+                            + [
+                                str(each)
+                                for each in (tmp_path / "run", address, rank, count, steps)
+                            ],
+                            env=environment | {"XLA_FLAGS": ""},  # One device each.
+                            cwd=ROOT,
+                            stdout=subprocess.PIPE,
+                            text=True,
+                        )
+                    )
+                )
+                for rank in range(count)
+            ]
+            outputs = [process.communicate(timeout=600)[0] for process in job]
+        of_ranks = [json.loads(output.partition("ENDED")[2]) for output in outputs]
+        read += [sorted(chain.from_iterable(of_step)) for of_step in zip(*of_ranks, strict=True)]
+    assert read == [[*range(12 * step, 12 * step + 12)] for step in range(7)]
+    with holdfast.open_run(tmp_path / "run") as saved:
+        assert saved.latest_step() == 7
+        assert saved.metadata(7).attempt == 3
