@@ -35,6 +35,19 @@ def test_a_beginning_of_names_is_replaced(saved: Path) -> None:
     assert state["empty"] == {}
 
 
+@pytest.mark.parametrize("framework", ["numpy", "jax", "torch"])
+def test_arrays_of_each_framework_get_new_names(framework: str, tmp_path: Path) -> None:
+    module = pytest.importorskip(framework, reason=f"{framework} cannot be had here")
+    kind = {"numpy": "ndarray", "jax": "Array", "torch": "Tensor"}[framework]
+    holdfast.save(tmp_path / "saved", {"module.w": np.arange(6, dtype=np.float32)})
+    rename = {"module.": ""}
+    state = holdfast.load(tmp_path / "saved", rename=rename, framework=framework)
+    assert isinstance(state["w"], getattr(module, kind))
+    like = {"w": state["w"] * 0}
+    for filled in (state, holdfast.load(tmp_path / "saved", like=like, rename=rename)):
+        np.testing.assert_array_equal(np.asarray(filled["w"]), np.arange(6))
+
+
 def test_like_only_and_partial_mean_the_new_names(saved: Path) -> None:
     like = {"net": {"layer.weight": np.zeros(6), "new": np.zeros(1)}, "epoch": 0}
     rename = {"model/module.": "net/"}
