@@ -40,6 +40,7 @@ TORCH_VENVS := $(TORCH_OLDER:%=.venv-torch-%)
 TORCH_TESTS := tests/adapt/test_torch_and_jax.py tests/adapt/test_torch_fences.py \
 	tests/adapt/test_torch_host_copies.py tests/adapt/test_torch_placements.py \
 	tests/adapt/test_torch_state.py tests/interop/test_dcp.py
+MAXTEXT := maxtext==0.2.5 jax==0.11.1 jaxlib==0.11.1 flax==0.12.9
 TRAINER_TESTS := tests/proving/test_loader_programs.py tests/interop/test_axlearn.py tests/interop/test_keras.py tests/interop/test_maxtext.py \
 	tests/interop/test_tunix.py
 DRIFT := tests/interop/test_names_drift.py
@@ -86,11 +87,13 @@ test-jax: ## run the tests of JAX with the oldest and the newest version of it
 test-torch: ## run the tests of PyTorch with the versions before the pinned one
 	@$(call test_in,$(TORCH_VENVS),torch,$(TORCH_TESTS))
 
-trainers: ## run trainers of other projects; HOLDFAST_AXLEARN and HOLDFAST_MAXTEXT name their sources
+trainers: ## run trainers of other projects; HOLDFAST_AXLEARN and HOLDFAST_MAXTEXT name sources
 	@$(MAKE) --silent .venv-trainers/.ready || { echo "make trainers: SKIPPED: the packages of" \
 		"tests/interop/trainers.txt cannot be installed (the reason is above)" >&2; exit 0; }; \
 	.venv-trainers/bin/python -m pytest -rs -m soak --timeout=3600 -p no:cacheprovider \
 		$(TRAINER_TESTS) && \
+	HOLDFAST_MAXTEXT=.venv-trainers/maxtext .venv-trainers/bin/python -m pytest -rs -m soak \
+		--timeout=3600 -p no:cacheprovider tests/interop/test_maxtext.py && \
 	KERAS_BACKEND=jax .venv-trainers/bin/python -m pytest -rs -p no:cacheprovider $(JAX_DRIFT)
 	@$(MAKE) --silent .venv-trainers-newest/.ready || { echo "make trainers: SKIPPED the newest versions:" \
 		"their packages cannot be installed (the reason is above)" >&2; exit 0; }; \
@@ -208,9 +211,12 @@ $(DIST_STAMP): constraints.txt Makefile
 		hypothesis jax packaging pytest pytest-timeout torch==$* torchdata
 	@touch $@
 
-.venv-trainers/.ready: pyproject.toml tests/interop/trainers.txt
+# MaxText's release is in a folder of its own, with the newer JAX and Flax that it needs: its trainings
+# find these first.
+.venv-trainers/.ready: pyproject.toml Makefile tests/interop/trainers.txt
 	$(TRAINERS_PYTHON) -m venv --clear .venv-trainers
 	.venv-trainers/bin/python -m pip install -qq -e . -r tests/interop/trainers.txt
+	.venv-trainers/bin/python -m pip install -qq --no-deps --target .venv-trainers/maxtext/src $(MAXTEXT)
 	@touch $@
 
 # Without pins, so that a new release is seen here first. Tunix is with the trainers, unpinned too:

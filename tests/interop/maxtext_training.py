@@ -56,15 +56,17 @@ def main() -> None:
         own_save(checkpoint_manager, state, config, data, at)
         if at != int(step):
             return
+        # The name of the call in each generation of MaxText.
+        wait = getattr(checkpoint_manager, "wait_until_finished", None) or checkpoint_manager.wait
         if event == "kill":
-            checkpoint_manager.wait_until_finished()
+            wait()
             for worker in multiprocessing.active_children():
                 worker.kill()  # Grain's workers would wait for this process forever.
             os.kill(os.getpid(), signal.SIGKILL)
         elif event == "terminate":
             os.kill(os.getpid(), signal.SIGTERM)
         elif event == "remove":
-            checkpoint_manager.wait_until_finished()
+            wait()
             shutil.rmtree(Path(directory, "tiny", "checkpoints", "holdfast"))
 
     checkpointing.maybe_save_checkpoint = save

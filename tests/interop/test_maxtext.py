@@ -1,6 +1,7 @@
 """MaxText's own trainer on Holdfast. HOLDFAST_MAXTEXT is a folder of its source.
 
-The packages that MaxText needs are in tests/interop/trainers.txt; `make trainers` installs them.
+The packages that MaxText needs are in tests/interop/trainers.txt; `make trainers` installs them and
+a release of MaxText. Packages beside the source are found first.
 """
 
 from __future__ import annotations
@@ -226,8 +227,9 @@ def killed_and_restarted(
         ("holdfast", ["enable_continuous_checkpointing=true"]),
         ("startup", ["grain_worker_count=0"]),
         ("holdfast", ["enable_emergency_checkpoint=true", *IN_MEMORY]),
+        ("holdfast", ["enable_multi_tier_checkpointing=true", *MULTI_TIER, *IN_MEMORY]),
     ],
-    ids=["continuous", "no worker", "emergency"],
+    ids=["continuous", "no worker", "emergency", "multi-tier"],
 )
 def test_grain_goes_on_where_the_killed_training_was(
     kind: str,
