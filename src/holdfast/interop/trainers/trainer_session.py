@@ -92,6 +92,11 @@ class TrainerSession:
         """Make the last step durable, whatever the policies decide; return whether this did it."""
         return self._manager.finish(step, state)
 
+    def finish_last(self) -> None:
+        """Make the step that was passed last durable, unless preempted."""
+        if self._last is not None and not self.is_preempted:
+            self._manager.finish(*self._last)
+
     def close(self, *, finishes: bool) -> None:
         """Close the manager; with `finishes`, make the last step durable unless preempted.
 
@@ -100,6 +105,5 @@ class TrainerSession:
         if not finishes:
             self._manager.__exit__(*sys.exc_info())
             return
-        if self._last is not None and not self.is_preempted:
-            self._manager.finish(*self._last)
+        self.finish_last()
         self._manager.close()
