@@ -83,6 +83,8 @@ def test_the_rank_whose_replica_changes_is_named_and_all_ranks_go_back_together(
     assert "optimizer/state/0/exp_avg" in first.arrays
     assert f"replicas differ at step {first.step}: " in said
     ways = {tuple(way) for way in re.findall(r"goes back from (\d+) to (\d+)", out)}
+    for way in ("raise", "rewind"):
+        assert re.search(rf"{way} at the end of rank \d: .*replicas differ .*step 1\b", out), out
     assert out.count("goes back") == out.count("as without the difference") == 3
     ((at, start),) = ways
     # They learn of it at a vote, and the flip is after the checkpoint to which they go back.

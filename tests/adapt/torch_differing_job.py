@@ -9,13 +9,14 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
 
 import holdfast
 from holdfast import preservation_policy, save_decision_policy
+from holdfast.errors import HoldfastError
 from holdfast.trainer.save import saver
 
 ALONE, FLIPPED_AT, STEPS = 1, 6, 22
@@ -83,7 +84,22 @@ def main(run: str) -> None:
         train_step(clean, step)
     if torch.equal(clean["model"].weight, state["model"].weight):
         print(f"rank {rank} is as without the difference", flush=True)
+    for way in ("raise", "rewind"):
+        end_with_a_difference(f"{run}-{way}", way)
     dist.destroy_process_group()
+
+
+def end_with_a_difference(run: str, way: Literal["raise", "rewind"]) -> None:
+    """Change a replica before the only save, at a step without a vote."""
+    rank, weights = dist.get_rank(), torch.ones(8)
+    weights[3] += rank == ALONE
+    check = holdfast.ReplicaCheck(share=1.0, on_difference=way)
+    try:
+        with holdfast.CheckpointManager(run, replicas=check) as manager:
+            manager.resume({"w": weights})
+            manager.finish(1, {"w": weights})
+    except HoldfastError as error:
+        print(f"{way} at the end of rank {rank}: {error}", flush=True)
 
 
 if __name__ == "__main__":

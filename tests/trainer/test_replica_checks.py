@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, cast
@@ -29,10 +30,11 @@ from holdfast.format.records import PartRecord
 from holdfast.format.sealed import seal
 from holdfast.observe.events.schema import ReplicasDiffer
 from holdfast.observe.replica_differences import last_difference
+from holdfast.policy.vouching import VouchedStep
 from holdfast.store.contract import ReadableStore, Store
 from holdfast.trainer.options import ReplicaCheck
 from holdfast.trainer.planning import Planner, Taking
-from holdfast.trainer.replica_votes import ReplicaBallot, together
+from holdfast.trainer.replica_votes import ReplicaBallot, ReplicaVotes, together
 from holdfast.trainer.save.replica_checks import BlockDigests, ReplicaChecks, digests_of
 
 ATTEMPT = AttemptId(1, "9f2c41ab")
@@ -354,3 +356,32 @@ def test_the_windows_of_one_turn_have_each_block_once(sizes: list[int], share: f
 def test_bad_options_are_named(options: dict[str, Any]) -> None:
     with pytest.raises(InvalidArgumentError, match=next(iter(options))):
         ReplicaCheck(**options)
+
+
+def test_a_difference_that_was_not_told_is_raised_at_the_end() -> None:
+    for way in ("warn", "raise"):
+        job = DataParallelJob(2, 1.0, on_difference=way)
+        flipped(job, random.Random(0))
+        job.save()
+        (checks,) = [one.checks for one in job.ranks if one.checks.last_error is not None]
+        checks.check_end(checks.last_error)
+        with nullcontext() if way == "warn" else pytest.raises(HoldfastError, match="replicas"):
+            checks.check_end(None)
+
+
+def test_a_difference_after_the_last_vote_is_raised_at_the_end() -> None:
+    job = DataParallelJob(2, 1.0)
+    votes = [
+        ReplicaVotes(cast(Any, None), cast(Any, None), one.checks, 100, VouchedStep(3))
+        for one in job.ranks
+    ]
+    job.save()
+    for vote in votes:
+        vote.check_end()
+    flipped(job, random.Random(0))
+    job.save()
+    (vote,) = [vote for vote in votes if vote._checks.differs_at is not None]
+    with pytest.raises(HoldfastError, match="equal until step 3"):
+        vote.check_end()
+    vote.differs_at = 0
+    vote.check_end()

@@ -648,12 +648,15 @@ class CheckpointManager:
             WaitTimeoutError: Saves are not durable after an hour, or after 5 s if the hosts did not
                 agree where to stop for a preemption.
             WaitInterruptedError: A preemption signal arrived during the call.
+            HoldfastError: The last comparison of replicas has found a difference, and a
+                `ReplicaCheck` asks for more than a warning. Everything is saved.
 
         After an error the manager is closed; the agent continues with what is sealed in RAM.
         """
         if self._parts.lifetime.is_closed:
             return
         self._parts.lifetime.check_call("close")
+        told = self._parts.checks.last_error
         try:
             with self._parts.patience.blocking("close"):
                 self._parts.finisher.close(warns=self._error is None)
@@ -664,3 +667,7 @@ class CheckpointManager:
             self._parts.release()
             raise
         self._parts.release()
+        # The saver's thread has ended, and has compared the last checkpoints.
+        self._parts.checks.check_end(told)
+        if self._parts.replica_votes is not None:
+            self._parts.replica_votes.check_end()

@@ -68,6 +68,7 @@ class ManagerParts:
     finisher: Finisher
     patience: Patience
     wait: TrainingWait
+    checks: ReplicaChecks
     replica_votes: ReplicaVotes | None
     meter: OverheadMeter | None
     own: UserPolicyThread | None
@@ -196,6 +197,7 @@ def _construct(joined: _Joined, lifetime: Lifetime, options: Options) -> Manager
         finisher=Finisher(process.rendezvous, votes, position),
         patience=Patience(session, progress, steps, clock, host_count=job.attach.host_count),
         wait=wait,
+        checks=checks,
         replica_votes=replica_votes,
         meter=meter,
         own=own,

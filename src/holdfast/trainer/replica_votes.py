@@ -96,6 +96,20 @@ class ReplicaVotes:
             self._equal.vouched, self.differs_at = verdict.equal_until, verdict.differs_at
         return self.differs_at is not None
 
+    def check_end(self) -> None:
+        """Check that this rank has found no difference since the last vote, as the training ends.
+
+        Raises:
+            HoldfastError: It has.
+        """
+        if self.differs_at is None and self._checks.differs_at is not None:
+            raise HoldfastError(
+                f"close: replicas differ since step {self._checks.differs_at}, found after the "
+                f"last vote of the ranks; they were equal until step {self._equal.vouched}: train "
+                "again from there, with resume(state, step=...); `holdfast status` names the rank "
+                "that is alone"
+            )
+
     def check_rewind(self) -> None:
         """Check that the training may go back.
 

@@ -106,6 +106,8 @@ class ReplicaChecks:
         self._ended: deque[tuple[CheckpointId, bool]] = deque(maxlen=PENDING_MAX)
         self._lock = threading.Lock()
         self._start = _Start(-1)
+        self.last_error: HoldfastError | None = None
+        """What was found last."""
 
     @property
     def differs_at(self) -> int | None:
@@ -126,6 +128,18 @@ class ReplicaChecks:
         with self._lock:
             self._pending.clear()
             self._start = _Start(step)
+
+    def check_end(self, told: HoldfastError | None) -> None:
+        """Check that the last comparisons have found nothing, as the training ends.
+
+        Args:
+            told: `last_error` when errors were raised for the last time.
+
+        Raises:
+            HoldfastError: They have, and differences are raised.
+        """
+        if self._fail is not None and self.last_error is not None and self.last_error is not told:
+            raise self.last_error
 
     def expect(self, digests: BlockDigests) -> None:
         """Compare these digests once the checkpoint is committed, or in RAM."""
@@ -200,5 +214,6 @@ class ReplicaChecks:
             "rank that is alone, and ReplicaCheck(may_differ=...) declares what may differ"
         )
         log.warning("%s", text)
+        self.last_error = HoldfastError(text)
         if self._fail is not None:
-            self._fail(HoldfastError(text))
+            self._fail(self.last_error)

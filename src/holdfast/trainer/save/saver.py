@@ -213,6 +213,7 @@ class Saver:
             if work.request is not None:
                 self._do(work.request)
             elif work.is_closed:
+                self._checks.compare()
                 break
             elif work.is_getting_ready and self._next is not None:
                 self._prepare(self._next)
