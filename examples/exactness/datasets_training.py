@@ -4,6 +4,8 @@ holdfast prove -- python datasets_training.py CASE
 
 order       data with random access, in a global order: any number of processes may go on
 replayed    a stream of several shards, shuffled in a buffer: it is read again up to the step
+position    a stream that is not shuffled, by its own state
+careless    one that is shuffled, by its own state: this leaves out the buffer, and is not exact
 """
 
 import itertools
@@ -35,17 +37,53 @@ def streamed(data: datasets.Dataset):
         yield from stream
 
 
+class Epochs:
+    """A stream, one epoch after the other, with its position as a state."""
+
+    def __init__(self, stream: datasets.IterableDataset) -> None:
+        self._stream = stream
+
+    def __iter__(self):
+        """Yield the examples from the position on."""
+        while True:
+            yield from self._stream
+            self._stream.set_epoch(self._stream.epoch + 1)
+
+    def state_dict(self) -> dict:
+        """Return the position, with the epoch."""
+        return self._stream.state_dict()
+
+    def load_state_dict(self, state: dict) -> None:
+        """Go to a position. The stream does not set its epoch by itself."""
+        self._stream.set_epoch(state["epoch"])
+        self._stream.load_state_dict(state)
+
+
+def batched(examples: Epochs):
+    """Yield batches of an endless stream."""
+    examples = iter(examples)
+    while True:
+        yield [*itertools.islice(examples, BATCH)]
+
+
 def main(case: str) -> None:
     """Train."""
     data = make_data()
+    stream = data.to_iterable_dataset(num_shards=4)
+    if case == "careless":
+        stream = stream.shuffle(seed=SEED, buffer_size=8)
     order = holdfast.data.Order(SIZE, batch=BATCH, seed=SEED)
     if case == "replayed":
         order = holdfast.data.Order(None, batch=BATCH, shuffle=False)
-    state = {"w": np.zeros(2), "order": order}
+    has_position = case in ("position", "careless")
+    position = {"stream": Epochs(stream)} if has_position else {"order": order}
+    state = {"w": np.zeros(2), **position}
     with holdfast.CheckpointManager("runs/datasets", framework="numpy") as manager:
         start, state = manager.resume(state)
         if case == "replayed":
             batches = order.replay(streamed(data), start)
+        elif has_position:
+            batches = batched(state["stream"])
         else:
             source = order.source(data, start)
             batches = (source[step] for step in itertools.count(start))

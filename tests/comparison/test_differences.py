@@ -160,3 +160,12 @@ def test_arrays_with_other_chunks_are_read_whole_in_pieces(monkeypatch: pytest.M
     )
     assert compare(a, b).is_equal
     assert reads == [((0,), (3,))] * 2 + [((3,), (6,))] * 2
+
+
+def test_contents_without_a_name_lack_all_below_it() -> None:
+    side = replace(contents("A", {"a": [1, 2], "ab": 3}), of_ranks=({"rng/python": 1, "b": 2},))
+    rest = side.without(["a", "rng"])
+    assert [*rest.entries, *rest.of_ranks[0]] == ["ab", "b"]
+    assert side.has("a")
+    assert side.has("rng/python")
+    assert not rest.has("rng")

@@ -77,7 +77,7 @@ def main() -> None:
     signals = Signals()
     given = {"kill_count": 3, "seed": 0, "timeout_secs": 600} | json.loads(options)
     timeout_secs = given.pop("timeout_secs")
-    request = ProofRequest(**given)
+    request = ProofRequest(**given | {"without": tuple(given.pop("without", ()))})
 
     execution = Execution(
         starts=lambda output_fd: ForkedStarts(program, output_fd),

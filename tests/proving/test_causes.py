@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from holdfast.adapt.program_facts import LoaderFacts, ProgramFacts
 from holdfast.comparison.differences import Comparison, Difference
 from holdfast.proving.causes import Cause, Evidence, likely_causes
-from holdfast.proving.verdict import SavedRun, without_undrawn
+from holdfast.proving.verdict import SavedRun, uncompared
 from holdfast.trainer.opening.proof import ProofSave
 
 STEPS = (0, 1, 2, 3)
@@ -155,17 +156,28 @@ def test_a_program_that_differs_from_itself_is_told_by_when_and_how_much() -> No
         assert cause.name == "a time in the data"
 
 
-def test_generators_in_the_state_that_are_never_drawn_from_are_not_compared() -> None:
+def test_generators_that_are_never_drawn_from_durations_and_what_is_named_are_not_compared() -> (
+    None
+):
     # Python and NumPy seed theirs differently in each process.
-    of = facts(random_paths=("rng",))
-    differences = [
-        Difference(name="rng/python/1", kind="items", count=600, size=625),
-        Difference(name="rng/numpy/1", kind="elements", count=600, size=624),
-        Difference(name="rng/torch", kind="elements", count=600, size=5056),
-    ]
+    of = replace(facts(random_paths=("rng",)), time_paths=("trainer/durations",))
     undrawn = run(of, python="aaaa", numpy="aaaa", torch="aaaa")
-    left = without_undrawn(compared(*differences), undrawn, undrawn)
-    assert [difference.name for difference in left.differences] == ["rng/torch"]
+    names = ["rng/python", "rng/numpy", "trainer/durations"]
+    assert sorted(uncompared(undrawn, undrawn, ())) == sorted(names)
     drawn = run(of, python="abcd", numpy="aaaa", torch="aaaa")
-    left = without_undrawn(compared(*differences), undrawn, drawn)
-    assert [difference.name for difference in left.differences] == ["rng/python/1", "rng/torch"]
+    assert sorted(uncompared(undrawn, drawn, ["data/"])) == ["data", *names[1:]]
+
+
+def test_bytes_alone_are_left_out_of_the_comparison() -> None:
+    same = run(facts(torch=False))
+    files = Difference(name="data/position.index", kind="value", a="b'\\x00'", b="b'\\x01'")
+    for step, is_repeat in [(0, True), (2, True), (2, False)]:
+        found = causes(same, same, files, step=step, is_repeat=is_repeat)
+        assert name_of(found) == "bytes that depend on time"
+        assert "--without data" in found[0].cure
+    assert name_of(causes(same, same, files, WEIGHTS)) == "something is left out of the state"
+
+
+def test_a_stream_in_the_state_may_have_lost_its_buffer() -> None:
+    of = facts(loader(name="IterableDataset", is_torch=False, is_stream=True), torch=False)
+    assert name_of(causes(run(of), run(of))) == "a stream's shuffle buffer"

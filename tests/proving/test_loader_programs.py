@@ -12,12 +12,14 @@ import pytest
 from tests.hosts import Host, host
 from tests.proving.proofs import EXAMPLES, proof_of
 
-pytestmark = [pytest.mark.soak, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.soak, pytest.mark.timeout(3600)]
 
 NEEDED = {
     "accelerate": ("torch", "accelerate", "torchdata"),
     "lightning": ("torch", "lightning", "torchdata"),
     "datasets": ("datasets",),
+    "tfdata": ("tensorflow",),
+    "transformers": ("torch", "transformers", "accelerate"),
 }
 
 
@@ -51,6 +53,7 @@ def proof(one_host: Host, folder: Path, name: str, *arguments: str, **options: o
         ("lightning", ""),
         ("datasets", "order"),
         ("datasets", "replayed"),
+        ("datasets", "position"),
     ),
 )
 def test_a_training_is_exact_with_each_kind_of_kill(
@@ -61,3 +64,35 @@ def test_a_training_is_exact_with_each_kind_of_kill(
     assert {kill["kind"] for kill in found["kills"]} == {"sigkill", "sigterm", "host"}
     assert len(found["steps"]) == 18
     assert min(kill["step"] for kill in found["kills"]) < 12, "an epoch ends after a kill"
+
+
+@pytest.mark.parametrize("name", cases(("transformers",)))
+def test_the_trainer_of_hugging_face_is_exact_with_its_log_and_evaluations(
+    shared_host: Host, tmp_path: Path, name: str
+) -> None:
+    # Each epoch has six steps: this seed kills before the first step of two of them.
+    found = proof(shared_host, tmp_path, name, seed=22)
+    assert [kill["step"] for kill in found["kills"]] == [7, 13, 16]
+    assert found["identical"], found
+    durations, *generators = found["not_compared"]
+    assert durations == "trainer/durations: durations, which differ in equal runs"
+    assert all(name.startswith("rng/") for name in generators)
+
+
+@pytest.mark.parametrize("name", cases(("datasets",)))
+def test_a_stream_that_loses_its_shuffle_buffer_is_found(
+    shared_host: Host, tmp_path: Path, name: str
+) -> None:
+    found = proof(shared_host, tmp_path, name, "careless", kill_count=1)
+    assert not found["identical"]
+    assert found["deterministic"]
+    assert found["causes"][0]["name"] == "a stream's shuffle buffer"
+
+
+@pytest.mark.parametrize("name", cases(("tfdata",)))
+def test_what_follows_from_tf_data_is_exact_without_the_files_of_its_position(
+    shared_host: Host, tmp_path: Path, name: str
+) -> None:
+    found = proof(shared_host, tmp_path, name, without=["data"])
+    assert found["identical"], found
+    assert found["not_compared"] == ["data: left out with --without"]

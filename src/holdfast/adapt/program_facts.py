@@ -44,6 +44,8 @@ class LoaderFacts(msgspec.Struct, frozen=True, kw_only=True):
         is_torch: whether it is a loader of PyTorch.
         is_random: whether it is a loader of PyTorch that shuffles.
         worker_count: the processes that load for it.
+        is_stream: whether it is an `IterableDataset` of Hugging Face's datasets that is a leaf of
+            the state, or an attribute of one.
     """
 
     name: str
@@ -55,6 +57,7 @@ class LoaderFacts(msgspec.Struct, frozen=True, kw_only=True):
     is_torch: bool = False
     is_random: bool = False
     worker_count: int = 0
+    is_stream: bool = False
 
 
 class ProgramFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,6 +65,8 @@ class ProgramFacts(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         random_paths: the names in the state of each `RandomState`.
+        time_paths: the names in the state of durations, which differ in equal trainings: an object
+            of the state has their keys in its `host_times`.
         loaders: the loaders and iterators that are alive.
         is_deterministic: whether PyTorch is to use deterministic algorithms alone; None: it is not
             imported.
@@ -70,6 +75,7 @@ class ProgramFacts(msgspec.Struct, frozen=True, kw_only=True):
     random_paths: tuple[str, ...]
     loaders: tuple[LoaderFacts, ...]
     is_deterministic: bool | None = None
+    time_paths: tuple[str, ...] = ()
 
 
 def random_streams() -> dict[str, str]:
@@ -135,6 +141,11 @@ def _is_loader(kind: type) -> bool:
     return is_loader
 
 
+def _is_stream(kind: type) -> bool:
+    names = {(base.__module__.partition(".")[0], base.__name__) for base in kind.__mro__}
+    return ("datasets", "IterableDataset") in names
+
+
 def program_facts(state: object) -> ProgramFacts:
     """Return what is known of the program whose state this is."""
     leaves, torch = dict(_leaves(state, ())), _imported_torch()
@@ -153,6 +164,11 @@ def program_facts(state: object) -> ProgramFacts:
             worker_count=int(getattr(loader, "num_workers", 0) or 0),
         )
         for loader in _alive_loaders()
+    ] + [
+        LoaderFacts(name=type(part).__name__, in_state=True, has_state=True, is_stream=True)
+        for leaf in leaves.values()
+        for part in (leaf, *getattr(leaf, "__dict__", {}).values())
+        if _is_stream(type(part))
     ]
     return ProgramFacts(
         random_paths=tuple(
@@ -160,6 +176,11 @@ def program_facts(state: object) -> ProgramFacts:
         ),
         loaders=tuple(loaders),
         is_deterministic=torch.are_deterministic_algorithms_enabled() if torch else None,
+        time_paths=tuple(
+            path_name((*path, key))
+            for path, leaf in leaves.items()
+            for key in getattr(getattr(leaf, "wrapped", leaf), "host_times", ())
+        ),
     )
 
 

@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import click
 
 from holdfast.cli import output
 from holdfast.cli.diff import NOT_COMPARABLE, print_differences
-from holdfast.cli.prove import (
-    directory_option,
-    judged,
-    timeout_option,
-)
+from holdfast.cli.prove import RunOptions, judged, print_left_out, run_options
 from holdfast.proving.bisection import Bisection, BisectRequest, Outcome
 from holdfast.proving.bisection import bisect as bisect_run
 
@@ -30,18 +24,14 @@ from holdfast.proving.bisection import bisect as bisect_run
     show_default=True,
     help="Save each step of the replays that is a multiple of N.",
 )
-@directory_option
-@timeout_option
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@run_options
 def bisect(
     run: str,
     command: tuple[str, ...],
     first: int | None,
     last: int | None,
     every: int,
-    directory: Path | None,
-    timeout_secs: float,
-    as_json: bool,
+    options: RunOptions,
 ) -> int:
     """Find the first step of RUN that CMD does not reproduce.
 
@@ -54,18 +44,13 @@ def bisect(
     The exit code is 0 if all is reproduced, 1 if not, 2 if it cannot be judged
     (docs/exactness.md).
     """
-    request = BisectRequest(directory=run, first=first, last=last, every=every)
-
-    result = judged(
-        lambda execution: bisect_run(request, execution),
-        command,
-        directory,
-        timeout_secs,
-        as_json=as_json,
+    request = BisectRequest(
+        directory=run, first=first, last=last, every=every, without=options.without
     )
+    result = judged(lambda execution: bisect_run(request, execution), command, options)
     if result is None:
         return NOT_COMPARABLE
-    if as_json:
+    if options.as_json:
         output.print_json(result.document)
     else:
         _print(result)
@@ -93,3 +78,4 @@ def _print(result: Bisection) -> None:
     output.print_line(f"{result.outcome.value}: {text}")
     if result.verdict.first is not None:
         print_differences(result.verdict.first.differences, indent="  ")
+    print_left_out(result.verdict)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import click
 
@@ -17,27 +19,69 @@ from holdfast.errors import HoldfastError, InvalidArgumentError
 from holdfast.proving.program import Execution, NotComparableError
 from holdfast.proving.proof import NAMED_MAX, Proof, ProofRequest
 from holdfast.proving.proof import prove as prove_program
+from holdfast.proving.verdict import Verdict
 from holdfast.supervise.command import ColdStarts, Signals
 from holdfast.supervise.own_folder import OF_PROOF, own_folder
 
 T = TypeVar("T")
 
 
-directory_option = click.option(
-    "--directory",
-    metavar="DIR",
-    type=click.Path(path_type=Path, file_okay=False),
-    help="Keep what the program saves in this new directory; default: a temporary one.",
-)
-timeout_option = click.option(
-    "--timeout",
-    "timeout_secs",
-    metavar="SECS",
-    type=click.FloatRange(min=0, min_open=True),
-    default=1800,
-    show_default=True,
-    help="Give up if the program makes no new step, and does not end, for so long.",
-)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOptions:
+    """How `prove` and `bisect` run a command and print the result.
+
+    Attributes:
+        without: the names in the state that are not compared, with all below them.
+        directory: the new folder to keep; None: a temporary one.
+        timeout_secs: how long the command may take until a new step, or its end.
+        as_json: whether the result, or an error, is printed as a document.
+    """
+
+    without: tuple[str, ...]
+    directory: Path | None
+    timeout_secs: float
+    as_json: bool
+
+
+def run_options(command: Callable[..., int]) -> Callable[..., int]:
+    """Give a command the options of `RunOptions`, which it takes as `options`."""
+
+    @click.option(
+        "--without",
+        metavar="PATH",
+        multiple=True,
+        help="Do not compare what is at or below this path in the state; repeat for several.",
+    )
+    @click.option(
+        "--directory",
+        metavar="DIR",
+        type=click.Path(path_type=Path, file_okay=False),
+        help="Keep what the program saves in this new directory; default: a temporary one.",
+    )
+    @click.option(
+        "--timeout",
+        "timeout_secs",
+        metavar="SECS",
+        type=click.FloatRange(min=0, min_open=True),
+        default=1800,
+        show_default=True,
+        help="Give up if the program makes no new step, and does not end, for so long.",
+    )
+    @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+    @functools.wraps(command)
+    def with_options(
+        without: tuple[str, ...],
+        directory: Path | None,
+        timeout_secs: float,
+        as_json: bool,
+        **others: Any,
+    ) -> int:
+        options = RunOptions(
+            without=without, directory=directory, timeout_secs=timeout_secs, as_json=as_json
+        )
+        return command(options=options, **others)
+
+    return with_options
 
 
 @click.command(context_settings={"allow_interspersed_args": False}, options_metavar="[OPTIONS] --")
@@ -63,18 +107,14 @@ timeout_option = click.option(
     help="Compare each step that is a multiple of N; default: fewer the later they are.",
 )
 @click.option("--seed", type=int, default=0, show_default=True, help="Chooses the kills.")
-@directory_option
-@timeout_option
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@run_options
 def prove(
     command: tuple[str, ...],
     kills: int,
     steps: int | None,
     every: int | None,
     seed: int,
-    directory: Path | None,
-    timeout_secs: float,
-    as_json: bool,
+    options: RunOptions,
 ) -> int:
     """Prove that the training of CMD is the same with kills as without.
 
@@ -92,18 +132,12 @@ def prove(
         seed=seed,
         last_step=None if steps is None else steps - 1,
         every=every,
+        without=options.without,
     )
-
-    proof = judged(
-        lambda execution: prove_program(request, execution),
-        command,
-        directory,
-        timeout_secs,
-        as_json=as_json,
-    )
+    proof = judged(lambda execution: prove_program(request, execution), command, options)
     if proof is None:
         return NOT_COMPARABLE
-    if as_json:
+    if options.as_json:
         output.print_json(proof.document)
     else:
         _print(proof)
@@ -111,32 +145,20 @@ def prove(
 
 
 def judged(
-    judge: Callable[[Execution], T],
-    command: Sequence[str],
-    directory: Path | None,
-    timeout_secs: float,
-    *,
-    as_json: bool,
+    judge: Callable[[Execution], T], command: Sequence[str], options: RunOptions
 ) -> T | None:
-    """Run a command as often as `judge` needs to judge it.
-
-    Args:
-        judge: is given how to run the command.
-        command: the command.
-        directory: the new folder to keep; None: a temporary one.
-        timeout_secs: how long the command may take until a new step, or its end.
-        as_json: whether an error is printed as a document too.
+    """Run a command as often as `judge`, which is given how to run it, needs to judge it.
 
     Returns:
         What `judge` returns; None if the command cannot be judged: the reason is printed.
     """
     signals = Signals()
     try:
-        with _proof_folder(directory) as root, signals.handled():
+        with _proof_folder(options.directory) as root, signals.handled():
             execution = Execution(
                 starts=lambda output_fd: ColdStarts(command, output_fd),
                 root=root,
-                timeout_secs=timeout_secs,
+                timeout_secs=options.timeout_secs,
                 signals=signals,
                 clock=SystemClock(),
                 note=output.note,
@@ -147,7 +169,7 @@ def judged(
         output.print_error(f"{error}{'; its last lines:' if lines else ''}")
         for line in lines:
             output.note(f"  {line}")
-        if as_json:
+        if options.as_json:
             document = {"error": type(error).__name__, "message": str(error), "output": lines}
             output.print_json(document)
         return None
@@ -189,6 +211,7 @@ def _print(proof: Proof) -> None:
     if first is None:
         output.print_line(f"identical: {compared}")
         output.print_line(f"with {kills}")
+        print_left_out(verdict)
         return
     against = (
         "the program differs from itself without a kill" if proof.is_repeat else f"with {kills}"
@@ -201,3 +224,10 @@ def _print(proof: Proof) -> None:
         output.print_line(f"likely cause: {cause.name}: {cause.reason}")
         output.print_line(f"  {cause.cure}")
     output.print_line(f"compared: {compared}")
+    print_left_out(verdict)
+
+
+def print_left_out(verdict: Verdict) -> None:
+    """Print what was not compared, a line each."""
+    for reason in verdict.left_out:
+        output.print_line(f"not compared: {reason}")

@@ -8,8 +8,8 @@ iterator's state is one value, and in a file, where it is a part of the tree.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -80,6 +80,23 @@ class Contents:
     is_file: bool = False
     has_values: bool = True
     to_name: Callable[[str], str] | None = None
+
+    def has(self, name: str) -> bool:
+        """Return whether it has an entry of this name, or below it."""
+        sides = (self.entries, *self.of_ranks)
+        return any(_is_within(entry, [name]) for side in sides for entry in side)
+
+    def without(self, names: Sequence[str]) -> Contents:
+        """Return it without the entries of these names, and without all below them."""
+        kept = [
+            {name: entry for name, entry in side.items() if not _is_within(name, names)}
+            for side in (self.entries, *self.of_ranks)
+        ]
+        return replace(self, entries=kept[0], of_ranks=tuple(kept[1:]))
+
+
+def _is_within(entry: str, names: Sequence[str]) -> bool:
+    return f"{entry}/".startswith(tuple(f"{name}/" for name in names))
 
 
 def array_entry(array: np.ndarray) -> ArrayEntry:

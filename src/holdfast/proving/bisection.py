@@ -39,12 +39,14 @@ class BisectRequest:
         first: the step from whose checkpoint on; None: the oldest one.
         last: the step of the last checkpoint to compare; None: the newest one.
         every: the distance of the steps that the replays save.
+        without: the names in the state that are not compared, with all below them.
     """
 
     directory: str
     first: int | None = None
     last: int | None = None
     every: int = 1
+    without: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +78,7 @@ class Bisection:
             "step": self.step,
             "second_replay_agrees_with_the_run": self.is_second_equal,
             "differences": [] if first is None else first.documents,
+            "not_compared": list(self.verdict.left_out),
         }
 
 
@@ -109,7 +112,7 @@ def bisect(request: BisectRequest, execution: Execution) -> Bisection:
 
     original = SavedRun(directory=request.directory, steps=tuple(steps), saves={})
     one = replay("first replay", steps[0], steps[-1])
-    verdict = judge(original, one)
+    verdict = judge(original, one, without=request.without)
     if verdict.is_equal:
         _check_reached(request, verdict, steps[-1])
         return Bisection(
@@ -118,7 +121,7 @@ def bisect(request: BisectRequest, execution: Execution) -> Bisection:
     bad = verdict.steps[-1]
     good = max(step for step in steps if step < bad)
     other = replay("second replay", good, bad)
-    between = judge(one, other, bad)
+    between = judge(one, other, bad, request.without)
     if between.is_equal:
         return Bisection(outcome=Outcome.NOT_REPRODUCED, reproduced=good, step=bad, verdict=verdict)
     return Bisection(
@@ -126,7 +129,7 @@ def bisect(request: BisectRequest, execution: Execution) -> Bisection:
         reproduced=max((step for step in between.steps[:-1]), default=good),
         step=between.steps[-1],
         verdict=between,
-        is_second_equal=judge(original, other, bad).is_equal,
+        is_second_equal=judge(original, other, bad, request.without).is_equal,
     )
 
 

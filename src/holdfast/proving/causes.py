@@ -101,6 +101,26 @@ _UNKNOWN_RESUME = Cause(
     "put what the training changes into the state: iterators, counters, averages, caches, "
     "generators of its own",
 )
+_STREAM = Cause(
+    "a stream's shuffle buffer",
+    "the state has a stream of datasets, whose own state has nothing of what shuffle has read into "
+    "its buffer",
+    "read it again up to the step, with holdfast.data.Order(None, batch=…, shuffle=False)"
+    ".replay(stream, start), or shuffle data with random access by an Order",
+)
+
+
+def _bytes(evidence: Evidence) -> Iterator[Cause]:
+    differences = evidence.first.differences
+    sides = [side for difference in differences for side in (difference.a, difference.b)]
+    if all(d.kind == "value" for d in differences) and all(s[:2] in ("b'", 'b"') for s in sides):
+        path = differences[0].name.partition("/")[0]
+        yield Cause(
+            "bytes that depend on time",
+            f"nothing differs but bytes, as in {differences[0].name}: files of tf.data have what "
+            "was read ahead",
+            f"compare everything else, which follows from what they stand for: --without {path}",
+        )
 
 
 def _times(evidence: Evidence) -> Iterator[Cause]:
@@ -130,7 +150,7 @@ def _unseeded(evidence: Evidence) -> Iterator[Cause]:
             "without any kill",
             f"call {_listed(1, drawn)} at the start of the program",
         )
-    elif evidence.step == evidence.a.steps[0] and not [*_times(evidence)]:
+    elif evidence.step == evidence.a.steps[0] and not [*_bytes(evidence), *_times(evidence)]:
         names = [*evidence.differing("streams")]
         yield Cause(
             "unseeded randomness from the start",
@@ -182,8 +202,9 @@ def _loaders(evidence: Evidence) -> Iterator[Cause]:
     loaders = evidence.facts.loaders if evidence.facts is not None else ()
     has_torch_stream = "torch" in evidence.differing("streams")
     of_torch = [_of_torch(loader, has_torch_stream) for loader in loaders if loader.is_torch]
+    streams = [_STREAM for loader in loaders if loader.is_stream]
     left_out = [_left_out(loader) for loader in loaders if not loader.in_state]
-    yield from [cause for cause in (*of_torch, *left_out) if cause is not None][:1]
+    yield from [cause for cause in (*of_torch, *streams, *left_out) if cause is not None][:1]
 
 
 def _of_torch(loader: LoaderFacts, has_torch_stream: bool) -> Cause | None:
@@ -269,5 +290,5 @@ def _workers(evidence: Evidence) -> Iterator[Cause]:
         )
 
 
-_OF_PROGRAM = (_times, _unseeded, _kernels)
-_OF_RESUME = (_times, _types, _loaders, _samplers, _streams, _workers)
+_OF_PROGRAM = (_bytes, _times, _unseeded, _kernels)
+_OF_RESUME = (_bytes, _times, _types, _loaders, _samplers, _streams, _workers)

@@ -40,12 +40,14 @@ class ProofRequest:
         seed: chooses the steps and kinds of the kills.
         last_step: the last step to compare, after which the program is ended; None: its own end.
         every: the distance of the compared steps; None: it grows with the step.
+        without: the names in the state that are not compared, with all below them.
     """
 
     kill_count: int
     seed: int
     last_step: int | None = None
     every: int | None = None
+    without: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,14 +124,14 @@ def prove(request: ProofRequest, execution: Execution) -> Proof:
     killed = runner.run("with kills", kills)
     _check_killed(killed, kills, note)
     b = read_run(killed.folder, "the program with kills")
-    verdict = judge(a, b, request.last_step)
+    verdict = judge(a, b, request.last_step, request.without)
     if verdict.is_equal:
         _check_reached(verdict, killed)
         causes, is_repeat = list[Cause](), False
     else:
         note(f"holdfast prove: step {verdict.steps[-1]} differs; it runs uninterrupted once more")
         repeated = read_run(runner.run("repeated").folder, "the program")
-        repeat = judge(a, repeated, request.last_step)
+        repeat = judge(a, repeated, request.last_step, request.without)
         is_repeat = not repeat.is_equal
         if is_repeat:
             verdict, b = repeat, repeated

@@ -6,10 +6,11 @@ The first step that differs is the last one that is compared: what follows from 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from holdfast.adapt.program_facts import ProgramFacts
 from holdfast.comparison.differences import Comparison, compare
 from holdfast.comparison.places import run_contents
 from holdfast.proving.program import NotComparableError
@@ -41,10 +42,10 @@ class SavedRun:
                     names.add(name)
         return names
 
-    def random_paths(self) -> set[str]:
-        """Return the names in the state of the states of these generators."""
-        facts = [save.facts for save in self.first_saves if save.facts is not None]
-        return {path for of_rank in facts for path in of_rank.random_paths}
+    @property
+    def facts(self) -> list[ProgramFacts]:
+        """What each rank has reported of the program."""
+        return [save.facts for save in self.first_saves if save.facts is not None]
 
     @property
     def first_saves(self) -> list[ProofSave]:
@@ -89,10 +90,12 @@ class Verdict:
     Attributes:
         steps: the steps that were compared, ascending; the last one differs if one does.
         compared: the comparison of each step.
+        left_out: what was not compared, and why, a line each.
     """
 
     steps: tuple[int, ...]
     compared: tuple[Comparison, ...]
+    left_out: tuple[str, ...] = ()
 
     @property
     def first(self) -> Comparison | None:
@@ -113,14 +116,23 @@ class Verdict:
             "compared_bytes": sum(comparison.array_bytes for comparison in self.compared),
             "values": sum(comparison.value_count for comparison in self.compared),
             "metrics": sum(comparison.metric_count for comparison in self.compared),
+            "not_compared": list(self.left_out),
         }
 
 
-def judge(a: SavedRun, b: SavedRun, last_step: int | None = None) -> Verdict:
+def judge(
+    a: SavedRun, b: SavedRun, last_step: int | None = None, without: Sequence[str] = ()
+) -> Verdict:
     """Compare the checkpoints of equal steps, up to the first one that differs.
 
+    Args:
+        a: the one run.
+        b: the other one.
+        last_step: the last step to compare; None: the last one that both have.
+        without: the names of entries that are not compared, with all below them.
+
     Raises:
-        NotComparableError: they have no step in common.
+        NotComparableError: they have no step in common, or nothing else to compare.
         HoldfastError: a checkpoint cannot be read.
     """
     common = sorted(set(a.steps) & set(b.steps))
@@ -130,32 +142,43 @@ def judge(a: SavedRun, b: SavedRun, last_step: int | None = None) -> Verdict:
             f"prove: expected checkpoints of equal steps, found steps {_range(a.steps)} and "
             f"{_range(b.steps)}; does the program resume?"
         )
+    reasons = uncompared(a, b, without)
+    left_out = set[str]()
     compared = list[Comparison]()
     for step in common:
-        comparison = compare(run_contents(a.directory, step), run_contents(b.directory, step))
-        compared.append(without_undrawn(comparison, a, b))
-        if not compared[-1].is_equal:
+        pair = [run_contents(run.directory, step) for run in (a, b)]
+        left_out |= {name for name in reasons for side in pair if side.has(name)}
+        comparison = compare(*(side.without([*reasons]) for side in pair))
+        if not (comparison.has_common or comparison.differences):
+            text = f"prove: expected something to compare at step {step}, found nothing"
+            raise NotComparableError(
+                f"{text} without {', '.join(sorted(left_out))}" if left_out else text
+            )
+        compared.append(comparison)
+        if not comparison.is_equal:
             break
-    return Verdict(tuple(common[: len(compared)]), tuple(compared))
+    named = [f"{name}: {reasons[name]}" for name in reasons if name in left_out]
+    named += dict.fromkeys(reason for comparison in compared for reason in comparison.left_out)
+    return Verdict(tuple(common[: len(compared)]), tuple(compared), tuple(named))
 
 
-def without_undrawn(comparison: Comparison, a: SavedRun, b: SavedRun) -> Comparison:
-    """Leave out the states of generators that the program has in its state and never draws from.
+def uncompared(a: SavedRun, b: SavedRun, without: Sequence[str]) -> dict[str, str]:
+    """Return the names of entries that are not compared, and why.
 
-    Python and NumPy seed theirs differently in each process, so that they always differ.
+    Python and NumPy seed their generators differently in each process: they always differ if the
+    program does not seed them, which does not matter if it does not draw from them either.
     """
     drawn = a.drawn_streams() | b.drawn_streams()
-    starts = tuple(
-        f"{path}/{stream}/"
-        for path in a.random_paths()
-        for stream in ("python", "numpy")
-        if stream not in drawn
-    )
-    kept = tuple(d for d in comparison.differences if not f"{d.name}/".startswith(starts))
-    if kept == comparison.differences:
-        return comparison
-    reason = "states of generators that the program never draws from"
-    return replace(comparison, differences=kept, left_out=(*comparison.left_out, reason))
+    reasons = {name.strip("/"): "left out with --without" for name in without}
+    for facts in (*a.facts, *b.facts):
+        reasons |= dict.fromkeys(facts.time_paths, "durations, which differ in equal runs")
+        reasons |= {
+            f"{path}/{stream}": "the program never draws from this generator"
+            for path in facts.random_paths
+            for stream in ("python", "numpy")
+            if stream not in drawn
+        }
+    return reasons
 
 
 def _range(steps: Sequence[int]) -> str:
