@@ -4,7 +4,8 @@ holdfast prove -- python datasets_training.py CASE
 
 order       data with random access, in a global order: any number of processes may go on
 replayed    a stream of several shards, shuffled in a buffer: it is read again up to the step
-position    a stream that is not shuffled, by its own state
+position    one that is not shuffled, by its own state; `--without stream` leaves that out of the
+            comparison, since one position has several forms
 careless    one that is shuffled, by its own state: this leaves out the buffer, and is not exact
 """
 

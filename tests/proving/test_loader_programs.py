@@ -53,7 +53,6 @@ def proof(one_host: Host, folder: Path, name: str, *arguments: str, **options: o
         ("lightning", ""),
         ("datasets", "order"),
         ("datasets", "replayed"),
-        ("datasets", "position"),
     ),
 )
 def test_a_training_is_exact_with_each_kind_of_kill(
@@ -89,10 +88,12 @@ def test_a_stream_that_loses_its_shuffle_buffer_is_found(
     assert found["causes"][0]["name"] == "a stream's shuffle buffer"
 
 
-@pytest.mark.parametrize("name", cases(("tfdata",)))
-def test_what_follows_from_tf_data_is_exact_without_the_files_of_its_position(
-    shared_host: Host, tmp_path: Path, name: str
+@pytest.mark.parametrize(
+    ("name", "case", "path"), cases(("tfdata", "", "data"), ("datasets", "position", "stream"))
+)
+def test_what_follows_from_a_position_that_has_several_forms_is_exact(
+    shared_host: Host, tmp_path: Path, name: str, case: str, path: str
 ) -> None:
-    found = proof(shared_host, tmp_path, name, without=["data"])
+    found = proof(shared_host, tmp_path, name, case, without=[path])
     assert found["identical"], found
-    assert found["not_compared"] == ["data: left out with --without"]
+    assert found["not_compared"] == [f"{path}: left out with --without"]

@@ -23,6 +23,7 @@ from holdfast.observe.events.schema import (
     PreemptionNoticed,
     RankPosition,
     RanksLost,
+    ReplicasDiffer,
     StateRestored,
     TrainerLeft,
     TrainerLost,
@@ -219,3 +220,24 @@ def test_recent_steps_are_kept_in_spans_with_their_age() -> None:
     assert [span.phase for span in spans[-3:]] == ["quiet", "writing", "writing"]
     assert spans[-1].step == 99
     assert (spans[-1].ago_secs, spans[0].ago_secs) == (pytest.approx(0.1), pytest.approx(9.6))
+
+
+def test_each_difference_of_replicas_counts() -> None:
+    counts = Counts()
+    counts.begin(1, 0)
+    difference = ReplicasDiffer(
+        step=5,
+        attempt=1,
+        rank=1,
+        owner=0,
+        arrays=("w",),
+        start_bytes=0,
+        stop_bytes=8,
+        digest="a",
+        owner_digest="b",
+        blocks=1,
+        checked=4,
+        holders=(0, 1),
+    )
+    counts.note(difference, difference)
+    assert counts.of("replica_differences_total") == {"": 2}
