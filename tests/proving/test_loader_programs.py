@@ -65,6 +65,16 @@ def test_a_training_is_exact_with_each_kind_of_kill(
     assert min(kill["step"] for kill in found["kills"]) < 12, "an epoch ends after a kill"
 
 
+@pytest.mark.parametrize("name", cases(("lightning",)))
+def test_lightning_is_not_exact_from_the_last_step_of_an_epoch(
+    shared_host: Host, tmp_path: Path, name: str
+) -> None:
+    # As docs/exactness.md says. This seed kills before the first step of the second epoch.
+    found = proof(shared_host, tmp_path, name, seed=15, kill_count=1)
+    assert [kill["step"] for kill in found["kills"]] == [7]
+    assert (found["identical"], found["deterministic"]) == (False, True), found
+
+
 @pytest.mark.parametrize("name", cases(("transformers",)))
 def test_the_trainer_of_hugging_face_is_exact_with_its_log_and_evaluations(
     shared_host: Host, tmp_path: Path, name: str
