@@ -69,7 +69,7 @@ def main(run: str) -> None:
             train_step(state, step)
             if (rank, step, flips) == (ALONE, FLIPPED_AT, 0):
                 weight, flips = state["model"].weight, 1
-                state["optimizer"].state[weight]["exp_avg"][3, 2] += 1e-6
+                state["optimizer"].state[weight]["exp_avg"][3, 2] += 1
             manager.save(step, state)
             manager.wait_until_finished()
             if manager.replicas_differ:
