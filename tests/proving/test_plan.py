@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import msgspec
+
 from holdfast.clock import SystemClock
 from holdfast.policy.contexts import SaveContext
 from holdfast.proving.plan import choose_kills
 from holdfast.proving.program import KillKind
-from holdfast.trainer.opening.proof import proof_steps
+from holdfast.trainer.opening.proof import ORDER, STOPPED, ProofLink, ProofOrder, proof_steps
 
 CONTEXT = SaveContext(
     now=SystemClock().now(), is_saving_in_progress=False, reached_preemption=False
@@ -35,3 +39,17 @@ def test_the_saved_steps_follow_from_the_step_alone() -> None:
     assert saved(range(40)) == [*range(17), 18, 20, 22, 24, 26, 28, 30, 32, 36]
     assert len(saved(range(100_000))) < 130
     assert saved(range(20), every=8, last=13) == [0, 8, 13, 16]
+
+
+def test_a_program_is_ended_once_its_saves_have_ended(tmp_path: Path) -> None:
+    (tmp_path / ORDER).write_bytes(msgspec.json.encode(ProofOrder(last_step=3)))
+    stopped, were_stopped = tmp_path / STOPPED, list[bool]()
+
+    class Ending(SystemClock):
+        def sleep(self, secs: float) -> None:
+            stopped.unlink()
+
+    link = ProofLink(tmp_path, 0, Ending())
+    for step in (3, 4):
+        link.reached(step, lambda: were_stopped.append(stopped.exists()))
+    assert were_stopped == [False]

@@ -71,7 +71,7 @@ class DueSaves:
         is_second = position.steps.take_second(number)
         imports.record_if(is_second and self.proof is None)
         if self.proof is not None:
-            self.proof.reached(number)
+            self.proof.reached(number, position.settle)
             position.steps.check_next(number)
         return number
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -186,8 +186,14 @@ class ProofLink:
             saves_each_due=True,
         )
 
-    def reached(self, step: int) -> None:
-        """Report a step; stop before its save, if that is ordered, until a signal or the end."""
+    def reached(self, step: int, settle: Callable[[], None]) -> None:
+        """Report a step; stop before its save, if that is ordered, until a signal or the end.
+
+        Args:
+            step: The step.
+            settle: Waits until the saves in progress have ended, before the program is ended: else
+                those of the last steps would be lost with it.
+        """
         order = self._order
         with open(self._folder / f"{STEP}{self._rank}", "wb") as file:
             file.write(step.to_bytes(STEP_BYTES))
@@ -199,6 +205,8 @@ class ProofLink:
         )
         if not (is_last or is_stop):
             return
+        if is_last:
+            settle()
         self._order = msgspec.structs.replace(order, stop_step=None)
         path = self._folder / STOPPED
         stop = ProofStop(step=step, pid=os.getpid(), is_last=is_last)
