@@ -212,10 +212,18 @@ def test_a_bad_argument_is_named(arguments: dict[str, Any], text: str) -> None:
         Order(**arguments)
 
 
-@pytest.mark.parametrize("samples", [[50], [-1], range(50)])
-def test_samples_that_cannot_be_dropped_are_refused(samples: Any) -> None:
+@pytest.mark.parametrize(
+    ("samples", "text"),
+    [
+        ([3, 50], r"skip samples \[50\]: expected numbers from 0 to 49"),
+        ([-1], r"skip samples \[-1\]: expected numbers from 0 to 49"),
+        (range(50), "skip samples: expected that one is left at least, found all 50"),
+    ],
+    ids=["too large", "negative", "all"],
+)
+def test_samples_that_cannot_be_dropped_are_refused(samples: Any, text: str) -> None:
     order = Order(50, batch=8)
-    with pytest.raises(InvalidArgumentError, match="skip samples"):
+    with pytest.raises(InvalidArgumentError, match=text):
         order.skip(0, samples=samples)
     assert order.get_state() == Order(50, batch=8).get_state()
 
@@ -229,6 +237,7 @@ def test_samples_that_cannot_be_dropped_are_refused(samples: Any) -> None:
         (lambda order: order.begin(1.5), "expected a step as an int, found 1.5"),
         (lambda order: order.skip(0, steps=99), "the order ends after 13 steps"),
         (lambda order: order.skip(2, steps=1000), "the order ends after 13 steps"),
+        (lambda order: order.skip(0, steps=-1), "skip -1 steps: expected a number from 0 on"),
         (lambda order: order.skip(0, samples=[1.7]), "expected the number of a sample as an int"),
     ],
 )

@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 import random
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -122,6 +124,17 @@ def test_a_guard_goes_on_from_its_state(cut: int) -> None:
     assert other.vouched == whole.vouched
 
 
+@pytest.mark.parametrize(
+    "loss", [None, "1", 1 + 2j, np.ones(1)], ids=lambda loss: type(loss).__name__
+)
+def test_a_loss_that_is_not_one_number_is_refused(loss: Any) -> None:
+    guard = LossGuard()
+    with pytest.raises(InvalidArgumentError, match="expected loss to be one real number, found"):
+        guard.rejects(0, loss)
+    assert guard.last == -1
+    assert not guard.rejects(0, np.float32(1))
+
+
 def test_going_back_in_vain_ends() -> None:
     guard = LossGuard(patience=2, rewinds=2)
     for step in range(6):
@@ -129,8 +142,10 @@ def test_going_back_in_vain_ends() -> None:
     for _ in range(2):
         guard.check_rewind()
         guard.note_rewind(3, guard.vouched)
-    with pytest.raises(StepNotFoundError, match="went back 2 times"):
+    with pytest.raises(StepNotFoundError, match=r"went back 2 times.* other samples do not help"):
         guard.check_rewind()
+    with pytest.raises(StepNotFoundError, match=r"leave them out with rewind\(state, order="):
+        guard.check_rewind(skips=False)
     guard.rejects(6, 1.0)
     guard.check_rewind()
 

@@ -127,7 +127,7 @@ def test_without_a_vouched_checkpoint_the_position_stays(
         state = new_state(guard)
         manager.save(0, state, force=True)
         assert guard.rejects(1, float("inf"))
-        with pytest.raises(StepNotFoundError, match="expected a checkpoint of step -1 or before"):
+        with pytest.raises(StepNotFoundError, match="vouched for, found that none is yet"):
             manager.rewind(state)
         assert manager.save(1, state, force=True)
     assert "is not in the state" not in caplog.text

@@ -246,16 +246,22 @@ class Order:
         last, end, steps = self._plan[-1], self.steps, _integer("steps", steps)
         numbers = [_integer("the number of a sample", sample) for sample in samples]
         dropped = tuple(sorted({*last.dropped, *numbers}))
+        _check(steps >= 0, f"skip {steps} steps: expected a number from 0 on")
         _check(
-            steps >= 0 and start >= last.first_step,
+            start >= last.first_step,
             f"skip {steps} steps at step {start}: expected a step from {last.first_step} on, where "
             "the order changed last",
         )
-        _check(
-            not self._total
-            or (len(dropped) < self._total and all(0 <= n < self._total for n in dropped)),
-            f"skip samples {dropped}: expected some of the numbers below {self._total}, not all",
-        )
+        if self._total:
+            others = [number for number in numbers if not 0 <= number < self._total]
+            _check(
+                not others,
+                f"skip samples {others}: expected numbers from 0 to {self._total - 1}",
+            )
+            _check(
+                len(dropped) < self._total,
+                f"skip samples: expected that one is left at least, found all {self._total}",
+            )
         _check(
             end is None or start + steps <= end,
             f"skip {steps} steps at step {start}: the order ends after {end} steps",

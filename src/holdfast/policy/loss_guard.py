@@ -25,6 +25,12 @@ DEVIATION_OF_MAD = 1.4826
 SCALE_MIN = 0.05
 """The least scale, as a part of the median: a loss that hardly changes may change a little."""
 
+_OTHER_SAMPLES = "other samples do not help, so look at the learning rate and the data"
+_SAME_SAMPLES = (
+    "the same samples were used again, so leave them out with rewind(state, order=...), the "
+    "holdfast.data.Order of the training"
+)
+
 log = logging.getLogger(__name__)
 
 
@@ -95,14 +101,17 @@ class LossGuard:
 
         Returns:
             True if the loss is not finite, or jumps. The reason is logged.
+
+        Raises:
+            InvalidArgumentError: The loss is not one real number.
         """
+        value = _number(loss)
         if step <= self._last:
             # The training went back: what followed is no longer its past.
             self._losses = deque((e for e in self._losses if e[0] < step), maxlen=self._window)
             self._vouched = min(self._vouched, step - 1)
             self._rejected = min(self._rejected, step - 1)
         self._last = step
-        value = float(loss)
         reason = self._reason(value)
         if reason is not None:
             self._rejected = step
@@ -129,8 +138,11 @@ class LossGuard:
             f"{median:.6g} and the scale {scale:.2g}"
         )
 
-    def check_rewind(self) -> None:
+    def check_rewind(self, *, skips: bool = True) -> None:
         """Check that the training may go back.
+
+        Args:
+            skips: Whether the samples since then are left out.
 
         Raises:
             StepNotFoundError: It went back so often without coming further.
@@ -139,8 +151,8 @@ class LossGuard:
             raise StepNotFoundError(
                 f"rewind: the training went back {self._limit.most} times to what the guard "
                 f"vouches for, step {self._vouched} and before, and its loss was rejected again; "
-                "other samples do not help, so look at the learning rate and the data, or go on "
-                "with resume(state, step=...) from an older checkpoint"
+                f"{_OTHER_SAMPLES if skips else _SAME_SAMPLES}, or go on with resume(state, "
+                "step=...) from an older checkpoint"
             )
 
     def note_rewind(self, step: int, vouched: int | None = None) -> None:
@@ -178,3 +190,12 @@ class LossGuard:
     def set_states(self, states: Sequence[Mapping[str, Any]], *, rank: int, count: int) -> None:
         """Set the state from those of another number of processes, which are all the same."""
         self.set_state(states[0])
+
+
+def _number(loss: SupportsFloat) -> float:
+    try:
+        if not isinstance(loss, str | bytes | bytearray):
+            return float(loss)
+    except (TypeError, ValueError) as error:
+        raise arguments.refusal("LossGuard.rejects", "loss", "one real number", loss) from error
+    raise arguments.refusal("LossGuard.rejects", "loss", "one real number", loss)

@@ -372,13 +372,15 @@ class CheckpointManager:
         self._parts.lifetime.check_call("rewind")
         guard, request = self._options.guard, arguments.check_resume(state, None, None, False, None)
         votes = self._parts.replica_votes if self.replicas_differ else None
-        cause = votes or guard
-        if cause is None:
+        if votes is not None:
+            votes.check_rewind()
+        elif guard is not None:
+            guard.check_rewind(skips=order is not None)
+        else:
             raise InvalidArgumentError(
                 "rewind: expected a manager with a guard, or replicas that differ, found neither; "
                 "pass guard=LossGuard()"
             )
-        cause.check_rewind()
         vouched = guard.vouched if guard is not None else STEP_MAX
         if votes is not None:
             vouched = min(vouched, self._options.equal.vouched)
@@ -388,9 +390,10 @@ class CheckpointManager:
         with self._parts.patience.of("rewind"):
             restored = self._parts.restores.read(None, request, step_max=vouched)
             if restored is None:
+                found = f"none of step {vouched} or before" if vouched >= 0 else "that none is yet"
                 raise StepNotFoundError(
-                    f"rewind: expected a checkpoint of step {vouched} or before, which is vouched "
-                    "for, found none; go on with resume(state, step=...), or begin again"
+                    f"rewind: expected a checkpoint that is vouched for, found {found}; go on with "
+                    "resume(state, step=...), or begin again"
                 )
             self._parts.position.go_on_from(restored)
         state = self._moved_to(restored, "went back to")
