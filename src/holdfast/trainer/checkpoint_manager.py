@@ -326,7 +326,7 @@ class CheckpointManager:
             if restored is None:
                 self._parts.position.start_again()
             else:
-                self._parts.position.go_on_from(restored)
+                self._parts.position.go_on_from(restored, "resume")
         if restored is not None:
             state = self._moved_to(restored, "resumed from")
         last = -1 if restored is None else restored.id.step
@@ -395,7 +395,7 @@ class CheckpointManager:
                     f"rewind: expected a checkpoint that is vouched for, found {found}; go on with "
                     "resume(state, step=...), or begin again"
                 )
-            self._parts.position.go_on_from(restored)
+            self._parts.position.go_on_from(restored, "rewind")
         state = self._moved_to(restored, "went back to")
         start = restored.id.step + 1
         if guard is not None:

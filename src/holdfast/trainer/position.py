@@ -7,7 +7,10 @@ become an abandoned branch. See docs/decisions/0021.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from typing import Literal
 
 from holdfast.errors import StepExistsError
 from holdfast.host.wire.control_block import NO_STEP
@@ -41,7 +44,7 @@ class Position:
         self.steps.read = restored.id.step
         self._report(StateRead, restored)
 
-    def go_on_from(self, restored: RestoredState) -> None:
+    def go_on_from(self, restored: RestoredState, by: Literal["resume", "rewind"]) -> None:
         """Move the run to the restored checkpoint: a new attempt, unless it is the newest one.
 
         A step that was saved after it and was deleted, or failed, needs a new attempt as well:
@@ -56,7 +59,7 @@ class Position:
             self.session.branch(checkpoint)
         # Last, because an exception before this must leave the training's position unchanged.
         self.steps.went_back(checkpoint.step)
-        self._report(StateRestored, restored)
+        self._report(partial(StateRestored, by=by), restored)
 
     def start_again(self) -> None:
         """Set the position before the first step: the run has no checkpoint to continue from."""
@@ -120,7 +123,9 @@ class Position:
                 "not all saves in progress have ended: %s", self.progress.newest_parts_text()
             )
 
-    def _report(self, kind: type[StateRead | StateRestored], restored: RestoredState) -> None:
+    def _report(
+        self, kind: Callable[..., StateRead | StateRestored], restored: RestoredState
+    ) -> None:
         report = restored.report
         self.session.report_event(
             kind(

@@ -526,7 +526,13 @@ class StateRead(StateEvent, frozen=True, kw_only=True, tag="read"):
 
 
 class StateRestored(StateEvent, frozen=True, kw_only=True, tag="restored"):
-    """A trainer continues from a checkpoint."""
+    """A trainer continues from a checkpoint.
+
+    Attributes:
+        by: the call, `resume` or `rewind`.
+    """
+
+    by: str = "resume"
 
 
 # Problems.
