@@ -54,6 +54,21 @@ def test_what_cannot_be_compared_is_2(runs: Path, capsys: pytest.CaptureFixture[
     assert json.loads(captured.out)["error"] == "StructureMismatchError"
 
 
+def test_damaged_bytes_are_found_where_the_digests_are_equal(
+    runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    holdfast.save(runs / "same", {"w": np.full(4, 1.0), "lr": 1.0, "same": 1})
+    assert main(["diff", f"{runs}/a", f"{runs}/same"]) == 0
+    (image,) = (runs / "same").rglob("image-*")
+    content = bytearray(image.read_bytes())
+    content[-1] ^= 1
+    image.write_bytes(content)
+    for pair in (("a", "same"), ("same", "a")):
+        assert main(["diff", *(f"{runs}/{name}" for name in pair)]) == 2
+        error = capsys.readouterr().err
+        assert f"`holdfast verify {runs}/same 0` lists the bad bytes" in error
+
+
 def test_a_prefix_that_fits_no_name_is_named(
     runs: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

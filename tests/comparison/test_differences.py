@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from holdfast.comparison import differences
+from holdfast.comparison import contents as contents_module
 from holdfast.comparison.contents import ArrayEntry, Contents, array_entry, value_entries
 from holdfast.comparison.differences import Comparison, Difference, compare
 from holdfast.reading import ChunkDigests
@@ -151,7 +151,7 @@ def test_only_chunks_with_other_digests_are_read() -> None:
 
 
 def test_arrays_with_other_chunks_are_read_whole_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(differences, "PIECE_SIZE_BYTES", 16 * 3)
+    monkeypatch.setattr(contents_module, "PIECE_SIZE_BYTES", 16 * 3)
     reads: list = []
     left = with_digests(np.arange(6), digests("0", "1", "2"), reads)
     right = with_digests(np.arange(6), ChunkDigests((((0,), (6,)),), (("8",),)), reads)

@@ -9,7 +9,7 @@ import click
 
 from holdfast.cli import output
 from holdfast.cli.output import counted, size_text
-from holdfast.comparison.contents import Contents
+from holdfast.comparison.contents import Contents, check_bytes
 from holdfast.comparison.differences import Comparison, Difference, compare
 from holdfast.comparison.places import opened, with_one_step
 from holdfast.errors import HoldfastError
@@ -27,8 +27,8 @@ def diff(a: str, b: str, prefix: str, as_json: bool) -> int:
     """Compare two checkpoints, and list what differs.
 
     A and B are runs; or a file or folder of safetensors, or what PyTorch has saved. Where STEP is
-    missing it is the newest one, of two runs the newest that both have. Arrays are compared by
-    their digests, and are read where these differ. Equal means the same bits; how arrays were
+    missing it is the newest one, of two runs the newest that both have. All arrays are read, so
+    that one with damaged bytes is an error. Equal means the same bits; how arrays were
     sharded does not matter. Safetensors have arrays alone, under the names of
     `holdfast export --hf` with the same --prefix.
 
@@ -38,6 +38,8 @@ def diff(a: str, b: str, prefix: str, as_json: bool) -> int:
         left_place, right_place = with_one_step(a, b)
         with opened(left_place, prefix) as left, opened(right_place, prefix) as right:
             output.note(f"{left.label} is A, {right.label} is B")
+            check_bytes(left)
+            check_bytes(right)
             comparison = compare(left, right)
     except HoldfastError as error:
         return _not_comparable(type(error).__name__, str(error), as_json)

@@ -15,8 +15,11 @@ from typing import Any
 import numpy as np
 
 from holdfast.format.dtypes import dtype_name, numpy_dtype
+from holdfast.format.grid import Region, rectangles, region_shape
 from holdfast.format.paths import Path, path_name
-from holdfast.reading import ChunkDigests, Region
+from holdfast.reading import ChunkDigests
+
+PIECE_SIZE_BYTES = 64 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +100,32 @@ class Contents:
 
 def _is_within(entry: str, names: Sequence[str]) -> bool:
     return f"{entry}/".startswith(tuple(f"{name}/" for name in names))
+
+
+def check_bytes(contents: Contents) -> None:
+    """Read the arrays that have digests: their bytes may not be those that the records describe.
+
+    Raises:
+        CheckpointDamagedError, StorageError: elements cannot be read.
+    """
+    for entries in (contents.entries, *contents.of_ranks):
+        for entry in entries.values():
+            # The elements of a second name are those of the first one.
+            if isinstance(entry, ArrayEntry) and entry.alias_of not in entries:
+                chunks = entry.digests()
+                for region in chunks.regions if chunks is not None else ():
+                    for piece in pieces(region):
+                        entry.read(piece)
+
+
+def pieces(region: Region) -> Iterator[Region]:
+    """Yield a region in disjoint parts whose elements fit into memory."""
+    shape = region_shape(region)
+    size, step = math.prod(shape), PIECE_SIZE_BYTES // 16
+    for start in range(0, size, step):
+        for lower, upper in rectangles(shape, start, min(start + step, size)):
+            first = tuple(x + y for x, y in zip(region[0], lower, strict=True))
+            yield first, tuple(x + y for x, y in zip(region[0], upper, strict=True))
 
 
 def array_entry(array: np.ndarray) -> ArrayEntry:

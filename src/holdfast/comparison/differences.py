@@ -1,8 +1,8 @@
 """Compare two contents, entry by entry, and describe what differs.
 
 Equal means the same bits: a NaN equals itself, and -0.0 differs from 0.0. Arrays whose chunks have
-equal digests are equal and are not read. How arrays were sharded, and by how many processes, is not
-compared. Objects of each process are compared by rank.
+equal digests are equal and are not read: `check_bytes` does that. How arrays were sharded, and by
+how many processes, is not compared. Objects of each process are compared by rank.
 """
 
 from __future__ import annotations
@@ -15,12 +15,11 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
-from holdfast.comparison.contents import ArrayEntry, Contents, Entries
+from holdfast.comparison.contents import ArrayEntry, Contents, Entries, pieces
 from holdfast.errors import UnsupportedLeafError
-from holdfast.format.grid import Region, rectangles, region_shape
+from holdfast.format.grid import Region
 from holdfast.format.values import encode_value
 
-PIECE_SIZE_BYTES = 64 * 1024 * 1024
 TEXT_CHARS_MAX = 60
 RANKS_SHOWN_MAX = 8
 ITEMS_MAX = 3
@@ -271,13 +270,8 @@ def _differing_regions(a: ArrayEntry, b: ArrayEntry) -> Iterator[tuple[Region, i
         chunks = zip(left.regions, left.digests, right.digests, ranks, strict=True)
         regions = [(region, rank) for region, one, other, rank in chunks if one != other]
     for region, rank in regions:
-        shape = region_shape(region)
-        size = math.prod(shape)
-        step = max(1, PIECE_SIZE_BYTES // 16)
-        for start in range(0, size, step):
-            for lower, upper in rectangles(shape, start, min(start + step, size)):
-                first = tuple(x + y for x, y in zip(region[0], lower, strict=True))
-                yield (first, tuple(x + y for x, y in zip(region[0], upper, strict=True))), rank
+        for piece in pieces(region):
+            yield piece, rank
 
 
 def _bits(array: np.ndarray) -> np.ndarray:

@@ -148,10 +148,11 @@ def run_contents(directory: str, step: int | None = None, prefix: str = "") -> C
             step = run.latest_step()
         if step is None:
             raise StepNotFoundError(f"compare {directory}: it has no checkpoint yet")
-    checkpoint = open_checkpoint(directory, step)
+    with _damage_named(directory, step):
+        checkpoint = open_checkpoint(directory, step)
     prefixes = PathPrefixes((prefix.strip("/") or ".",))
     entries: dict[str, Any] = {
-        array.name: _stored(checkpoint, array)
+        array.name: _stored(directory, checkpoint, array)
         for array in checkpoint.arrays.values()
         if prefixes.covers(array.path)
     }
@@ -175,7 +176,19 @@ def run_contents(directory: str, step: int | None = None, prefix: str = "") -> C
     )
 
 
-def _stored(checkpoint: Checkpoint, array: StoredArray) -> ArrayEntry:
+@contextlib.contextmanager
+def _damage_named(directory: str, step: int) -> Iterator[None]:
+    """Name the command that lists what is damaged, in an error of the block."""
+    try:
+        yield
+    except CheckpointDamagedError as error:
+        raise CheckpointDamagedError(
+            f"compare {directory}@{step}: {error}; `holdfast verify {directory} {step}` lists the "
+            "bad bytes"
+        ) from error
+
+
+def _stored(directory: str, checkpoint: Checkpoint, array: StoredArray) -> ArrayEntry:
     path = array.alias_of or array.path
     traits = {
         f"{array.prng_impl} keys": array.prng_impl is not None,
@@ -185,7 +198,8 @@ def _stored(checkpoint: Checkpoint, array: StoredArray) -> ArrayEntry:
 
     def read(region: Region) -> np.ndarray:
         buffer = np.empty(region_shape(region), array.numpy_dtype)
-        checkpoint.fill([FillTarget(path, region, buffer)])
+        with _damage_named(directory, checkpoint.step):
+            checkpoint.fill([FillTarget(path, region, buffer)])
         return buffer
 
     return ArrayEntry(
