@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.attempts import folder_of
 from tests.hosts import Host, host
 
 PROGRAM = """
@@ -24,16 +26,16 @@ policies = {
 }
 with holdfast.CheckpointManager("run", framework="numpy", **policies) as manager:
     start, state = manager.resume({"w": np.zeros(50), "n": 0})
-    for step in range(start, 21):
+    for step in range(start, 22):
         state["w"] = 0.9 * state["w"] + np.sin(np.arange(50) + step)
         state["n"] = step
         if step == 12 and os.environ.get("FAULT") == "flip":
             state["w"].view(np.uint8)[123] ^= 16
         if step == 13 and "--random" in sys.argv:
             state["w"][7] += np.frombuffer(os.urandom(1), np.uint8)[0] + 1
-        manager.save(step, state)
+        manager.save(step, state, metrics={"n": step})
         manager.wait_until_finished()
-    manager.finish(20, state)
+    manager.finish(21, state)
 """
 
 
@@ -43,8 +45,13 @@ def one_host() -> Iterator[Host]:
         yield made
 
 
-def bisected(host: Host, folder: Path, *arguments: str, fault: str = "") -> tuple[int, dict]:
-    """Train in `folder`, then bisect; return the exit code and the result."""
+def bisected(
+    host: Host, folder: Path, *arguments: str, fault: str = "", missing_step: int | None = None
+) -> tuple[int, dict]:
+    """Train in `folder`, then bisect; return the exit code and the result.
+
+    `missing_step` is that of a checkpoint whose folder is removed in between.
+    """
     (folder / "train.py").write_text(PROGRAM)
     program = [sys.executable, "train.py", *arguments]
     trained = subprocess.run(
@@ -55,6 +62,8 @@ def bisected(host: Host, folder: Path, *arguments: str, fault: str = "") -> tupl
         text=True,
     )
     assert trained.returncode == 0, trained.stderr
+    if missing_step is not None:
+        shutil.rmtree(folder_of(folder / "run", missing_step))
     command = [sys.executable, "-m", "holdfast", "bisect", "run", "--json", "--", *program]
     done = subprocess.run(command, cwd=folder, env=host.environment, capture_output=True, text=True)
     assert done.stdout, done.stderr
@@ -62,16 +71,20 @@ def bisected(host: Host, folder: Path, *arguments: str, fault: str = "") -> tupl
 
 
 def test_a_run_that_went_wrong_is_told_from_its_replays(one_host: Host, tmp_path: Path) -> None:
-    code, found = bisected(one_host, tmp_path, fault="flip")
+    code, found = bisected(one_host, tmp_path, fault="flip", missing_step=5)
     assert (code, found["outcome"]) == (1, "not_reproduced")
     assert (found["reproduced"], found["step"]) == (10, 15)
     assert [difference["name"] for difference in found["differences"]] == ["w"]
+    (uncompared,) = found["not_compared"]
+    assert uncompared.startswith("step 5: files are missing"), uncompared
 
 
 @pytest.mark.soak
 def test_a_run_that_is_right_is_reproduced(one_host: Host, tmp_path: Path) -> None:
     code, found = bisected(one_host, tmp_path)
-    assert (code, found["outcome"], found["reproduced"]) == (0, "reproduced", 20)
+    assert (code, found["outcome"], found["reproduced"]) == (0, "reproduced", 21)
+    # The run ended with `finish`, and the replay saves each step by `save`.
+    assert found["not_compared"] == ["metric n: one of the two runs saved step 21 without it"]
 
 
 @pytest.mark.soak

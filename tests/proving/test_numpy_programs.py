@@ -115,7 +115,7 @@ def test_a_program_that_hangs_is_named_with_its_step(
     hanging = "        while step == 3: __import__('time').sleep(60)\n"
     path = program(tmp_path, SAVING.format(run="r", state={"w": 1}, steps=9) + hanging)
     proof = proof_of(shared_host, tmp_path, path, stem="numpy", timeout_secs=5)
-    text = "prove: uninterrupted: expected a new step within 5 s, found rank 0 at step 3: it hangs"
+    text = "uninterrupted: expected a new step within 5 s, found rank 0 at step 3: it hangs"
     assert text in proof["message"]
     opening = json.loads((tmp_path / "proof/uninterrupted/openings-0.jsonl").read_text())
     assert not is_running(opening["pid"])

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
+import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +17,7 @@ from holdfast.cli import output
 from holdfast.cli.diff import NOT_COMPARABLE, print_differences
 from holdfast.cli.output import counted, size_text
 from holdfast.clock import SystemClock
-from holdfast.errors import HoldfastError, InvalidArgumentError
+from holdfast.errors import HoldfastError, InvalidArgumentError, OutOfSpaceError
 from holdfast.proving.program import Execution, NotComparableError
 from holdfast.proving.proof import NAMED_MAX, Proof, ProofRequest
 from holdfast.proving.proof import prove as prove_program
@@ -152,25 +154,27 @@ def judged(
     Returns:
         What `judge` returns; None if the command cannot be judged: the reason is printed.
     """
-    signals = Signals()
+    signals, name = Signals(), click.get_current_context().info_name
     try:
-        with _proof_folder(options.directory) as root, signals.handled():
+        with _proof_folder(options.directory) as root, signals.handled(), _room_in(root):
             execution = Execution(
                 starts=lambda output_fd: ColdStarts(command, output_fd),
                 root=root,
                 timeout_secs=options.timeout_secs,
                 signals=signals,
                 clock=SystemClock(),
-                note=output.note,
+                note=lambda text: output.note(f"holdfast {name}: {text}"),
             )
             return judge(execution)
     except HoldfastError as error:
-        lines = error.output if isinstance(error, NotComparableError) else ()
-        output.print_error(f"{error}{'; its last lines:' if lines else ''}")
+        lines, text = list[str](), str(error)
+        if isinstance(error, NotComparableError):
+            lines, text = [*error.output], f"{name}: {error}"
+        output.print_error(f"{text}{'; its last lines:' if lines else ''}")
         for line in lines:
             output.note(f"  {line}")
         if options.as_json:
-            document = {"error": type(error).__name__, "message": str(error), "output": lines}
+            document = {"error": type(error).__name__, "message": text, "output": lines}
             output.print_json(document)
         return None
 
@@ -189,6 +193,29 @@ def _proof_folder(directory: Path | None) -> Iterator[Path]:
             f"--directory: expected a new directory, found {directory}: {error.strerror}"
         ) from error
     yield directory.absolute()
+
+
+@contextlib.contextmanager
+def _room_in(root: Path) -> Iterator[None]:
+    """Say what to do in an error of the block that is due to a full folder.
+
+    Raises:
+        OutOfSpaceError, NotComparableError: the folder is full.
+    """
+    advice = f"{root} is full: choose a folder with more room, with TMPDIR or --directory"
+    try:
+        yield
+    except NotComparableError as error:
+        full = os.strerror(errno.ENOSPC)
+        if not any(str(root) in line and full in line for line in error.output):
+            raise
+        raise NotComparableError(f"{error}; {advice}", error.output) from error
+    except OutOfSpaceError as error:
+        raise OutOfSpaceError(f"{error}; {advice}") from error
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise OutOfSpaceError(advice) from error
 
 
 def _print(proof: Proof) -> None:

@@ -9,14 +9,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
 
+from holdfast.comparison.contents import check_bytes
+from holdfast.comparison.places import run_contents
 from holdfast.proving.program import Execution, NotComparableError, ProgramRunner
+from holdfast.proving.rewinds import check_forward
 from holdfast.proving.verdict import SavedRun, Verdict, judge, read_run
+from holdfast.quantities import counted
 from holdfast.trainer.opening.proof import ProofOrder, folder_in
-from holdfast.trainer.run import open_run
+from holdfast.trainer.opening.run_access import read_only
 from holdfast.trainer.run_copies import copy_run
 
 
@@ -86,12 +91,17 @@ def bisect(request: BisectRequest, execution: Execution) -> Bisection:
     """Replay a run between two of its checkpoints.
 
     Raises:
-        NotComparableError: the run has fewer than two checkpoints there, or the program does not go
-            on from it, or hangs.
+        NotComparableError: the run has fewer than two checkpoints there, or went back between them;
+            or the program does not go on from it, or hangs.
+        CheckpointDamagedError: a checkpoint of the run is damaged.
         CommandNotRunError: the program cannot be started.
         HoldfastError: what was saved cannot be read.
     """
-    steps = _steps(request)
+    steps, damaged = _steps(request)
+    execution.note(f"reading {counted(len(steps), 'checkpoint')} of the run")
+    for step in steps:
+        check_bytes(run_contents(request.directory, step).without(request.without))
+    check_forward(request.directory, steps, "the run")
 
     def replay(name: str, first: int, last: int) -> SavedRun:
         def begin(folder: Path) -> None:
@@ -99,20 +109,24 @@ def bisect(request: BisectRequest, execution: Execution) -> Bisection:
 
         order = ProofOrder(every=request.every, last_step=last)
         runner = ProgramRunner(execution, order)
-        execution.note(f"holdfast bisect: {name}: from step {first} to {last}")
-        replayed = read_run(runner.run(name, begin=begin).folder, "the program")
+        execution.note(f"{name}: from step {first} to {last}")
+        replayed = read_run(runner.run(name, begin=begin).folder, f"the {name}")
         if replayed.directory != str(
             folder_in(execution.root / name.replace(" ", "-"), request.directory)
         ):
             raise NotComparableError(
-                f"bisect {request.directory}: expected a program that opens this run, found that "
-                "it opens another directory; name the run as the program does"
+                f"{request.directory}: expected a program that opens this run, found that it opens "
+                "another directory; name the run as the program does"
             )
+        compared = [step for step in steps if first <= step <= last]
+        check_forward(replayed.directory, compared, f"the {name}")
         return replayed
 
     original = SavedRun(directory=request.directory, steps=tuple(steps), saves={})
     one = replay("first replay", steps[0], steps[-1])
     verdict = judge(original, one, without=request.without)
+    left_out = _uncompared_texts(request, steps, damaged, one)
+    verdict = replace(verdict, left_out=(*verdict.left_out, *left_out))
     if verdict.is_equal:
         _check_reached(request, verdict, steps[-1])
         return Bisection(
@@ -128,31 +142,69 @@ def bisect(request: BisectRequest, execution: Execution) -> Bisection:
         outcome=Outcome.NOT_DETERMINISTIC,
         reproduced=max((step for step in between.steps[:-1]), default=good),
         step=between.steps[-1],
-        verdict=between,
+        verdict=replace(between, left_out=(*between.left_out, *left_out)),
         is_second_equal=judge(original, other, bad, request.without).is_equal,
     )
 
 
-def _steps(request: BisectRequest) -> list[int]:
-    """Return the steps of the run's checkpoints to compare, at least two."""
-    with open_run(request.directory) as run:
-        steps = [
-            step
-            for step in run.all_steps()
-            if (request.first is None or step >= request.first)
-            and (request.last is None or step <= request.last)
-        ]
+def _steps(request: BisectRequest) -> tuple[list[int], list[int]]:
+    """Return the steps of the run's checkpoints to compare, at least two, and the damaged ones.
+
+    Raises:
+        NotComparableError: there are fewer, or the run has no checkpoint of the first one.
+    """
+    first, last = request.first, request.last
+    if first is not None and last is not None and first >= last:
+        raise NotComparableError(f"expected --from before --to, found --from {first} --to {last}")
+    run = read_only(request.directory)
+    view = run.load_view()
+    sound = view.sound()
+    # A live run may have deleted some since.
+    damaged = {*view.timeline}.difference(sound).intersection(run.load_view().timeline)
+    saved = [checkpoint.step for checkpoint in sound]
+    if first is not None and first not in saved:
+        near = [*[s for s in saved if s < first][-1:], *[s for s in saved if s > first][:1]]
+        raise NotComparableError(
+            f"{request.directory}: expected a checkpoint of step {first} to replay from, found "
+            f"{'a damaged one' if any(c.step == first for c in damaged) else 'none'}; the nearest "
+            f"ones: {', '.join(map(str, near)) or 'none'}"
+        )
+
+    def is_within(step: int) -> bool:
+        return (first is None or step >= first) and (last is None or step <= last)
+
+    steps = [*filter(is_within, saved)]
     if len(steps) < 2:
         raise NotComparableError(
-            f"bisect {request.directory}: expected two checkpoints at least to replay between, "
-            f"found those of steps {steps}; keep more with a preservation policy"
+            f"{request.directory}: expected two checkpoints at least to replay between, found "
+            f"those of steps {steps}; keep more with a preservation policy"
         )
-    return steps
+    return steps, sorted(filter(is_within, (checkpoint.step for checkpoint in damaged)))
+
+
+def _uncompared_texts(
+    request: BisectRequest, steps: Sequence[int], damaged: Sequence[int], replayed: SavedRun
+) -> list[str]:
+    """Return in words the checkpoints of the run that are not compared, and why."""
+    texts = []
+    if damaged:
+        texts.append(
+            f"{_steps_text(damaged)}: files are missing or have another size; "
+            f"`holdfast verify {request.directory}` lists them"
+        )
+    unsaved = [s for s in steps if s <= replayed.steps[-1] and s not in replayed.steps]
+    if unsaved:
+        texts.append(f"{_steps_text(unsaved)}: not saved by the replay")
+    return texts
+
+
+def _steps_text(steps: Sequence[int]) -> str:
+    return f"step{'s' * (len(steps) > 1)} {', '.join(map(str, steps))}"
 
 
 def _check_reached(request: BisectRequest, verdict: Verdict, last: int) -> None:
     if verdict.steps[-1] != last:
         raise NotComparableError(
-            f"bisect {request.directory}: expected the program to reach step {last}, found step "
+            f"{request.directory}: expected the program to reach step {last}, found step "
             f"{verdict.steps[-1]} as its last checkpoint; does it end earlier than the run has?"
         )

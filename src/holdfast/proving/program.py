@@ -71,6 +71,8 @@ class Kill:
 class NotComparableError(HoldfastError):
     """A program cannot be judged, for example because it fails by itself: the message says why.
 
+    The command that judges it puts its own name before the message.
+
     Attributes:
         output: the last lines of the program's output, if it failed.
     """
@@ -90,7 +92,7 @@ class Execution:
         timeout_secs: how long it may take until a new step, or its end.
         signals: the received signals, which are forwarded to it.
         clock: the time.
-        note: shows one line to the user.
+        note: shows one line to the user, which it begins with the command's name.
     """
 
     starts: Callable[[int], Starts]
@@ -186,7 +188,7 @@ class ProgramRunner:
             if len(run.kills) + len(run.ignored) == killed_before:
                 after = f" after the {run.kills[-1][0].kind.value}" if run.kills else ""
                 raise NotComparableError(
-                    f"prove: {run.name}: expected a program that ends with 0, found exit code "
+                    f"{run.name}: expected a program that ends with 0, found exit code "
                     f"{code}{after}",
                     run.last_lines(),
                 )
@@ -202,7 +204,7 @@ class ProgramRunner:
             note=self._execution.note,
         )
         for problem in problems:
-            self._execution.note(f"holdfast prove: {problem}")
+            self._execution.note(problem)
 
     def _put_order(self, folder: Path, pending: Sequence[Kill]) -> None:
         order = self._order
@@ -259,7 +261,7 @@ class ProgramRunner:
             if until_secs < math.inf and len(reported_openings(reports)) > opened_count:
                 until_secs = math.inf  # a launcher of its own has started it again
             if now_secs >= until_secs:
-                note(f"holdfast prove: {run.name}: it goes on after the signal: it is killed")
+                note(f"{run.name}: it goes on after the signal: it is killed")
                 return child.end(0), opened_count
             if steps != (steps := read_steps(run.folder)):
                 moved_secs = now_secs
@@ -275,7 +277,7 @@ class ProgramRunner:
                 return None, opened_count
             kill = pending.pop(0)
             run.kills.append((kill, stop.step))
-            note(f"holdfast prove: {run.name}: {kill.kind.value} at step {stop.step}")
+            note(f"{run.name}: {kill.kind.value} at step {stop.step}")
             opened = reported_openings(reports)
             opened_count = len(opened)
             self._put_order(run.folder, pending)
@@ -287,7 +289,7 @@ class ProgramRunner:
     def _hanging_text(self, run: ProgramRun, steps: Mapping[int, int]) -> str:
         at = ", ".join(f"rank {rank} at step {step}" for rank, step in sorted(steps.items()))
         return (
-            f"prove: {run.name}: expected a new step within {self._execution.timeout_secs:g} s, "
+            f"{run.name}: expected a new step within {self._execution.timeout_secs:g} s, "
             f"found {at or 'none, and no manager that was passed one'}: it hangs, or needs a "
             "longer --timeout"
         )

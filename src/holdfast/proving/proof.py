@@ -8,10 +8,8 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 from holdfast.proving.causes import Cause, Evidence, likely_causes
 from holdfast.proving.plan import choose_kills
@@ -23,11 +21,10 @@ from holdfast.proving.program import (
     ProgramRunner,
 )
 from holdfast.proving.verdict import SavedRun, Verdict, judge, read_run
+from holdfast.proving.written_files import changed, files_below
 from holdfast.quantities import counted
 from holdfast.trainer.opening.proof import ProofOrder
 
-FILES_MAX = 20_000
-"""How many files of the working directory are looked at, for those that the program writes."""
 NAMED_MAX = 5
 
 
@@ -107,20 +104,20 @@ def prove(request: ProofRequest, execution: Execution) -> Proof:
     root, note = execution.root, execution.note
     order = ProofOrder(every=request.every, last_step=request.last_step)
     runner = ProgramRunner(execution, order)
-    before = _files(root)
-    note("holdfast prove: the program runs uninterrupted")
+    before = files_below(root)
+    note("the program runs uninterrupted")
     uninterrupted = runner.run("uninterrupted")
-    written = _changed(before, _files(root))
+    written = changed(before, files_below(root))
     a = read_run(uninterrupted.folder, "the program")
     steps = [step for step in a.steps if request.last_step is None or step <= request.last_step]
     if len(steps) < 2:
         raise NotComparableError(
-            f"prove: expected checkpoints of two steps at least, found {len(steps)}: the program "
+            f"expected checkpoints of two steps at least, found {len(steps)}: the program "
             "ends before a kill; let it make more steps, or save at each with manager.save"
         )
     rank_count = max(len(a.saves), 1)
     kills = choose_kills(request.seed, request.kill_count, steps, rank_count)
-    note(f"holdfast prove: it runs again, with {counted(len(kills), 'kill')}")
+    note(f"it runs again, with {counted(len(kills), 'kill')}")
     killed = runner.run("with kills", kills)
     _check_killed(killed, kills, note)
     b = read_run(killed.folder, "the program with kills")
@@ -129,7 +126,7 @@ def prove(request: ProofRequest, execution: Execution) -> Proof:
         _check_reached(verdict, killed)
         causes, is_repeat = list[Cause](), False
     else:
-        note(f"holdfast prove: step {verdict.steps[-1]} differs; it runs uninterrupted once more")
+        note(f"step {verdict.steps[-1]} differs; it runs uninterrupted once more")
         repeated = read_run(runner.run("repeated").folder, "the program")
         repeat = judge(a, repeated, request.last_step, request.without)
         is_repeat = not repeat.is_equal
@@ -154,13 +151,13 @@ def _check_killed(killed: ProgramRun, planned: Sequence[Kill], note: Callable[[s
         text = f"the program trained on to its end after {kill.kind.value} at step {step}"
         if not killed.kills:
             raise NotComparableError(
-                f"prove: {text}, so that nothing was restarted: {advice}, or choose other kills "
+                f"{text}, so that nothing was restarted: {advice}, or choose other kills "
                 "with --seed"
             )
-        note(f"holdfast prove: {text}, which proves nothing: {advice}")
+        note(f"{text}, which proves nothing: {advice}")
     if not killed.kills:
         raise NotComparableError(
-            f"prove: expected a kill at step {planned[0].step}, found that the program had ended "
+            f"expected a kill at step {planned[0].step}, found that the program had ended "
             "before; does it make the same steps each time?"
         )
 
@@ -181,33 +178,7 @@ def _check_reached(verdict: Verdict, killed: ProgramRun) -> None:
     last_kill = max(step for _, step in killed.kills)
     if verdict.steps[-1] < last_kill:
         raise NotComparableError(
-            f"prove: expected a checkpoint after the kill at step {last_kill} in both runs, found "
+            f"expected a checkpoint after the kill at step {last_kill} in both runs, found "
             f"step {verdict.steps[-1]} as the last one; does the program resume, and call "
             "manager.finish at its end?"
         )
-
-
-def _files(root: Path) -> Mapping[str, tuple[int, int]]:
-    """Return the files below the working directory, without `root`, with times and sizes."""
-    files: dict[str, tuple[int, int]] = {}
-    for folder, folders, names in os.walk("."):
-        if Path(folder).absolute() == root:
-            folders.clear()
-            continue
-        folders[:] = [name for name in folders if not name.startswith((".", "__pycache__"))]
-        for name in names:
-            path = os.path.join(folder, name)
-            try:
-                state = os.lstat(path)
-            except OSError:
-                continue
-            files[os.path.relpath(path)] = state.st_mtime_ns, state.st_size
-            if len(files) >= FILES_MAX:
-                return files
-    return files
-
-
-def _changed(
-    before: Mapping[str, tuple[int, int]], after: Mapping[str, tuple[int, int]]
-) -> tuple[str, ...]:
-    return tuple(sorted(name for name, state in after.items() if before.get(name) != state))

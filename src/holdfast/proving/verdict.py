@@ -6,16 +6,19 @@ The first step that differs is the last one that is compared: what follows from 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from holdfast.adapt.program_facts import ProgramFacts
+from holdfast.comparison.contents import Contents
 from holdfast.comparison.differences import Comparison, compare
 from holdfast.comparison.places import run_contents
 from holdfast.proving.program import NotComparableError
 from holdfast.trainer.opening.proof import ProofSave, read_openings, read_saves
 from holdfast.trainer.run import open_run
+
+STEPS_SHOWN_MAX = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,12 +66,12 @@ def read_run(folder: Path, name: str) -> SavedRun:
     directories = {opening.directory: opening.place for opening in openings}
     if not directories:
         raise NotComparableError(
-            f"prove: {name}: expected a program that opens a holdfast.CheckpointManager, found "
+            f"{name}: expected a program that opens a holdfast.CheckpointManager, found "
             "none when it ended; what it saves otherwise is not compared"
         )
     if len(directories) > 1:
         raise NotComparableError(
-            f"prove: {name}: expected one manager, found managers of "
+            f"{name}: expected one manager, found managers of "
             f"{len(directories)} directories: {', '.join(sorted(directories.values()))}; prove a "
             "program that has one, or give each start the same directory"
         )
@@ -76,7 +79,7 @@ def read_run(folder: Path, name: str) -> SavedRun:
     with open_run(directory) as run:
         steps = tuple(run.all_steps())
     if not steps:
-        raise NotComparableError(f"prove: {name}: expected a checkpoint, found none; does it save?")
+        raise NotComparableError(f"{name}: expected a checkpoint, found none; does it save?")
     saves = {
         rank: {save.step: save for save in of_rank} for rank, of_rank in read_saves(folder).items()
     }
@@ -139,18 +142,20 @@ def judge(
     common = [step for step in common if last_step is None or step <= last_step]
     if not common:
         raise NotComparableError(
-            f"prove: expected checkpoints of equal steps, found steps {_range(a.steps)} and "
+            f"expected checkpoints of equal steps, found steps {_range(a.steps)} and "
             f"{_range(b.steps)}; does the program resume?"
         )
     reasons = uncompared(a, b, without)
-    left_out = set[str]()
+    left_out, lacking = set[str](), dict[str, list[int]]()
     compared = list[Comparison]()
     for step in common:
         pair = [run_contents(run.directory, step) for run in (a, b)]
         left_out |= {name for name in reasons for side in pair if side.has(name)}
-        comparison = compare(*(side.without([*reasons]) for side in pair))
+        for name in pair[0].metrics.keys() ^ pair[1].metrics.keys():
+            lacking.setdefault(name, []).append(step)
+        comparison = compare(*_with_equal_metrics(pair, [*reasons]))
         if not (comparison.has_common or comparison.differences):
-            text = f"prove: expected something to compare at step {step}, found nothing"
+            text = f"expected something to compare at step {step}, found nothing"
             raise NotComparableError(
                 f"{text} without {', '.join(sorted(left_out))}" if left_out else text
             )
@@ -159,7 +164,29 @@ def judge(
             break
     named = [f"{name}: {reasons[name]}" for name in reasons if name in left_out]
     named += dict.fromkeys(reason for comparison in compared for reason in comparison.left_out)
+    named += [f"metric {name}: {_lacking_text(lacking[name])}" for name in sorted(lacking)]
     return Verdict(tuple(common[: len(compared)]), tuple(compared), tuple(named))
+
+
+def _with_equal_metrics(pair: Sequence[Contents], left_out: Sequence[str]) -> list[Contents]:
+    """Return both sides with the metrics that both have, and without what is left out.
+
+    Which call has saved a step, `save(metrics=...)` or `finish`, says nothing of what was computed.
+    """
+    shared = pair[0].metrics.keys() & pair[1].metrics.keys()
+    return [
+        replace(
+            side.without(left_out),
+            metrics={name: number for name, number in side.metrics.items() if name in shared},
+        )
+        for side in pair
+    ]
+
+
+def _lacking_text(steps: Sequence[int]) -> str:
+    shown = ", ".join(map(str, steps[:STEPS_SHOWN_MAX]))
+    more = f" and {len(steps) - STEPS_SHOWN_MAX} more" if len(steps) > STEPS_SHOWN_MAX else ""
+    return f"one of the two runs saved step{'s' * (len(steps) > 1)} {shown}{more} without it"
 
 
 def uncompared(a: SavedRun, b: SavedRun, without: Sequence[str]) -> dict[str, str]:
