@@ -58,7 +58,7 @@ def test_events_are_readable_lines_in_the_order_of_time(
         "2026-08-01 12:00:03.000  a  trainer_lost  attempt 1: rank 2, pid 5, last_step 9, "
         "blocked_secs 0",
         "2026-08-01 12:00:04.000  a  restored  step 7 of attempt 1: rank 2, "
-        'sources {"ram":80}, secs 0.5',
+        'sources {"ram":80}, secs 0.5, by resume',
     ]
 
 
