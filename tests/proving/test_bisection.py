@@ -39,6 +39,33 @@ with holdfast.CheckpointManager("run", framework="numpy", **policies) as manager
 """
 
 
+# In its replays, one loss is rejected.
+GUARDED = """
+import os
+import numpy as np
+import holdfast
+from holdfast import preservation_policy, save_decision_policy
+
+is_bad = os.path.exists("run")
+guard = holdfast.LossGuard(patience=4)
+policies = {
+    "save_decision_policy": save_decision_policy.FixedIntervalPolicy(5),
+    "preservation_policy": preservation_policy.LatestN(None),
+}
+with holdfast.CheckpointManager("run", framework="numpy", guard=guard, **policies) as manager:
+    step, state = manager.resume({"n": 0, "guard": guard})
+    while step < 16:
+        if guard.rejects(step, np.nan if is_bad and step == 12 else 1.0):
+            is_bad = False
+            step, state = manager.rewind(state)
+            continue
+        state["n"] += step
+        manager.save(step, state)
+        manager.wait_until_finished()
+        step += 1
+"""
+
+
 @pytest.fixture
 def one_host() -> Iterator[Host]:
     with host() as made:
@@ -46,13 +73,18 @@ def one_host() -> Iterator[Host]:
 
 
 def bisected(
-    host: Host, folder: Path, *arguments: str, fault: str = "", missing_step: int | None = None
+    host: Host,
+    folder: Path,
+    *arguments: str,
+    text: str = PROGRAM,
+    fault: str = "",
+    missing_step: int | None = None,
 ) -> tuple[int, dict]:
     """Train in `folder`, then bisect; return the exit code and the result.
 
     `missing_step` is that of a checkpoint whose folder is removed in between.
     """
-    (folder / "train.py").write_text(PROGRAM)
+    (folder / "train.py").write_text(text)
     program = [sys.executable, "train.py", *arguments]
     trained = subprocess.run(
         program,
@@ -94,6 +126,13 @@ def test_a_program_that_is_not_deterministic_is_found_at_its_step(
     code, found = bisected(one_host, tmp_path, "--random")
     assert (code, found["outcome"]) == (1, "not_deterministic")
     assert (found["reproduced"], found["step"]) == (12, 13)
+
+
+@pytest.mark.soak
+def test_a_replay_that_goes_back_is_not_judged(one_host: Host, tmp_path: Path) -> None:
+    code, found = bisected(one_host, tmp_path, text=GUARDED)
+    assert (code, found["error"]) == (2, "NotComparableError")
+    assert "found that the first replay went back to step 7 with manager.rewind" in found["message"]
 
 
 def test_a_run_with_one_checkpoint_cannot_be_judged(one_host: Host, tmp_path: Path) -> None:
