@@ -1,10 +1,10 @@
 """Lightning: `HoldfastCallback(directory)` in a Trainer's callbacks, or `HoldfastCheckpointIO()`.
 
-The callback is for every strategy. It saves after each optimizer step that is due, and
-`trainer.fit(module)` continues from the newest checkpoint of the run. Parameters are filled in
-place, so that strategies that shard them need nothing more. Dataloaders with a state, as
-torchdata's `StatefulDataLoader`, continue in the middle of an epoch; others begin it again, as with
-Lightning's own checkpoints.
+The callback is for every strategy. It saves after each optimizer step that is due, the last one of
+an epoch when the next epoch begins, and `trainer.fit(module)` continues from the newest checkpoint
+of the run. Parameters are filled in place, so that strategies that shard them need nothing more.
+Dataloaders with a state, as torchdata's `StatefulDataLoader`, continue in the middle of an epoch;
+others begin it again, as with Lightning's own checkpoints.
 
 The plugin stores the checkpoints that `ModelCheckpoint` and `save_checkpoint` make, for strategies
 that use a `CheckpointIO`: those that shard the model do not.
@@ -52,9 +52,12 @@ class HoldfastCallback(Callback):  # type: ignore[misc]
         self._state: dict[str, Any] = {}
         self._of_ranks: dict[str, Any] = {}
         self._last = -1
+        self._is_unsaved = False
         self._random = RandomState()
-        # The random numbers to set when the loaders have drawn theirs.
+        # The random numbers before an epoch's loaders have drawn theirs, and those to set after it.
+        self._undrawn = _Taken({})
         self._drawn: dict[str, Any] | None = None
+        self._of_epoch: dict[str, Any] = {}
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Open the run, and set all states if it has a checkpoint."""
@@ -65,7 +68,8 @@ class HoldfastCallback(Callback):  # type: ignore[misc]
             "loop": Replicated(_Loop(trainer)),
             "callbacks": Replicated(_Callbacks(trainer, self)),
         }
-        self._of_ranks = {"rng": self._random, "data": _Loaders(trainer)}
+        loaders = _Loaders(trainer)
+        self._of_ranks = {"rng": self._random, "data": loaders, "undrawn": self._undrawn}
         # Lightning requeues a Slurm job at SIGUSR1, unless something else handles the signal.
         hooks = ProcessHooks(preemption_signals=(signal.SIGTERM,))
         self._session = TrainerSession(self._directory, {"process": hooks} | self._options)
@@ -73,37 +77,60 @@ class HoldfastCallback(Callback):  # type: ignore[misc]
         if progress is not None:
             self._session.resume(progress[0], self._state, self._of_ranks)
             self._drawn = self._random.state_dict()
-        self._last = trainer.global_step
+        self._last, self._is_unsaved, self._of_epoch = trainer.global_step, False, {}
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Set the random numbers before an epoch's loader draws some."""
-        if trainer.fit_loop.epoch_loop.batch_progress.is_last_batch:
-            self._set_random()
+        """Begin an epoch where it was saved, or note where: its first batch saves that."""
+        loaders: _Loaders = self._of_ranks["data"]
+        if self._drawn is not None:
+            # Epochs that have begun do not come here again.
+            loaders.end_epoch()
+            self._random.load_state_dict(self._undrawn.state)
+            loaders.begin_epoch()
+        if self._is_unsaved:
+            self._of_epoch = {
+                "loop": Replicated(_Taken(_Loop(trainer).state_dict())),
+                "callbacks": Replicated(_Taken(_Callbacks(trainer, self).state_dict())),
+                "data": _Taken(loaders.state_dict()),
+            }
+            self._undrawn.state = self._random.state_dict()
 
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        """Set the random numbers once the loader continues in the middle of an epoch."""
-        self._set_random()
+        """Set the random numbers once the loaders have drawn theirs; save an epoch that has ended.
 
-    def _set_random(self) -> None:
+        Before, its validation and its schedules are not done, and the numbers are not drawn.
+        """
         if self._drawn is not None:
             self._random.load_state_dict(self._drawn)
             self._drawn = None
+        self._save(trainer)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Save if the optimizers have stepped and a checkpoint is due."""
-        if trainer.global_step == self._last or self._session is None:
+        if trainer.global_step == self._last:
             return
-        self._last = trainer.global_step
-        self._session.save(self._last, {**self._state, **self._of_ranks})
+        self._last, self._is_unsaved = trainer.global_step, True
+        if not trainer.is_last_batch:
+            self._undrawn.state = self._random.state_dict()
+            self._save(trainer)
+
+    def _save(self, trainer: Trainer) -> None:
+        if self._session is None or not self._is_unsaved:
+            return
+        state = {**self._state, **self._of_ranks, **self._of_epoch}
+        self._is_unsaved, self._of_epoch = False, {}
+        self._session.save(self._last, state)
         if self._session.is_preempted:
             trainer.should_stop = True
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Make the last step durable."""
+        self._undrawn.state = self._random.state_dict()
+        self._save(trainer)
         self._close(finishes=True)
 
     def on_exception(
@@ -118,18 +145,57 @@ class HoldfastCallback(Callback):  # type: ignore[misc]
             session.close(finishes=finishes)
 
 
+def _is_between_epochs(trainer: Trainer) -> bool:
+    """Return whether all of the last epoch is done, and no batch of another one."""
+    progress = trainer.fit_loop.epoch_progress.current
+    return bool(progress.started == progress.completed)
+
+
+class _Taken:
+    """A state that was taken before it is saved."""
+
+    def __init__(self, state: dict[str, Any]) -> None:
+        self.state = state
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.state = state
+
+
 class _Loop:
-    """The progress of the fit loop, the same on all ranks."""
+    """The progress of the fit loop, the same on all ranks.
+
+    Between two epochs it is that of a fit that has ended and goes on, which Lightning continues
+    with a whole epoch. From the last step of an epoch it would leave out the validation, and
+    miscount the epochs.
+    """
 
     def __init__(self, trainer: Trainer) -> None:
-        self._loop = trainer.fit_loop
+        self._trainer, self._loop = trainer, trainer.fit_loop
 
     def state_dict(self) -> dict[str, Any]:
         # At this key are the states of the dataloaders, which differ between ranks.
-        return {k: v for k, v in self._loop.state_dict().items() if k != "state_dict"}
+        state = {k: v for k, v in self._loop.state_dict().items() if k != "state_dict"}
+        # A validation that has ended leaves what a restart does not.
+        self._begin(state, "epoch_loop.val_loop.batch_progress")
+        if _is_between_epochs(self._trainer):
+            self._begin(state, "epoch_loop.batch_progress")
+            epochs = state["epoch_progress"]
+            state["epoch_progress"] = {
+                name: {**epochs[name], "ready": epochs[name]["started"]} for name in epochs
+            }
+        return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._loop.load_state_dict(state)
+
+    @staticmethod
+    def _begin(state: dict[str, Any], name: str) -> None:
+        """Set the progress of batches in a state to that before the first one."""
+        none = dict.fromkeys(state[name]["current"], 0)
+        state[name] = {**state[name], "current": none, "is_last_batch": False}
 
 
 class _Loaders:
@@ -137,12 +203,29 @@ class _Loaders:
 
     def __init__(self, trainer: Trainer) -> None:
         self._loop = trainer.fit_loop
+        self._states: list[dict[str, Any]] = []
 
     def state_dict(self) -> dict[str, Any]:
         return {"loaders": self._loop.on_save_checkpoint().get("combined_loader", [])}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._loop.on_load_checkpoint({"combined_loader": state["loaders"]})
+        self._states = state["loaders"]
+        self._loop.on_load_checkpoint({"combined_loader": self._states})
+
+    def end_epoch(self) -> None:
+        """Let the loaders draw the order of the epoch that has ended, so that they draw the next.
+
+        Lightning asks for no batch after the last one: their states are not those of an end.
+        """
+        loaders: Any = self._loop._combined_loader
+        loaders._load_state_dicts(self._states)
+        for loader in loaders.flattened:
+            if hasattr(loader, "load_state_dict"):
+                next(iter(loader), None)
+
+    def begin_epoch(self) -> None:
+        """Make the iterators of an epoch anew."""
+        iter(self._loop._data_fetcher)
 
 
 class _Callbacks:
