@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 
 from holdfast.errors import InvalidArgumentError
 from holdfast.torch import ExactLoader
+from tests.hosts import Host, finished
 
 pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")
 
@@ -55,24 +57,41 @@ def test_it_continues_from_every_step_with_all_later_epochs() -> None:
         assert batches(restored, STEPS - 1 - step) == whole[step + 1 :], step
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("asks", [False, True])
-def test_after_the_last_batch_of_an_epoch_the_next_one_begins(workers: int, asks: bool) -> None:
+def check_next_epoch(workers: int) -> None:
     states: list = []
     whole = batches(loader(workers), 2 * EPOCH, states)
-    restored = loader(workers)
-    restored.load_state_dict(copy.deepcopy(states[EPOCH - 1]))
-    if asks:
-        restored.state_dict()
-    assert [batch.tolist() for batch in restored] == whole[EPOCH:]
+    for asks in (False, True):
+        restored = loader(workers)
+        restored.load_state_dict(copy.deepcopy(states[EPOCH - 1]))
+        if asks:
+            restored.state_dict()
+        assert [batch.tolist() for batch in restored] == whole[EPOCH:]
 
 
-@pytest.mark.parametrize(("saved", "now"), [(0, 2), (2, 0)])
-def test_another_number_of_workers_is_refused(saved: int, now: int) -> None:
+def check_refusal(saved: int, now: int) -> None:
     states: list = []
     batches(loader(saved), 1, states)
     with pytest.raises(InvalidArgumentError, match=f"num_workers={saved}, as .* found {now};"):
         loader(now).load_state_dict(states[0])
+
+
+def test_after_the_last_batch_of_an_epoch_the_next_one_begins() -> None:
+    check_next_epoch(workers=0)
+
+
+def test_another_number_of_workers_is_refused() -> None:
+    check_refusal(0, 2)
+
+
+def test_with_workers_it_is_the_same(one_host: Host, tmp_path: Path) -> None:
+    # Workers are forks, which a process with JAX in it should not make.
+    script = tmp_path / "workers.py"
+    script.write_text(
+        "from tests.adapt.test_exact_loader import check_next_epoch, check_refusal\n"
+        "check_next_epoch(workers=2)\n"
+        "check_refusal(2, 0)\n"
+    )
+    finished(one_host.start(script, stem="torch"))
 
 
 def test_torchdatas_loader_alone_does_not() -> None:

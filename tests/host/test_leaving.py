@@ -50,7 +50,7 @@ def test_an_agent_stays_for_a_process_that_meets_the_other_hosts(host: InProcess
     assert host.service is not None
     process = host.start_process()
     try:
-        host.call(host.service.expect(protocol.Empty(), process.pid))
+        host.call(host.service.expect(protocol.Expect(), process.pid))
         host.clock.sleep(EXPECTED_SECS / 2)
         assert leaves_in_secs(host) is None
     finally:
@@ -58,7 +58,7 @@ def test_an_agent_stays_for_a_process_that_meets_the_other_hosts(host: InProcess
         process.wait()
     # A process that has ended is not awaited.
     assert leaves_in_secs(host) == 0.0
-    status = host.call(host.service.expect(protocol.Empty(), process.pid))
+    status = host.call(host.service.expect(protocol.Expect(), process.pid))
     assert status.leaves_in_secs == 0.0
 
 
@@ -67,11 +67,11 @@ def test_an_agent_stays_no_longer_once_the_awaited_process_has_attached(
 ) -> None:
     host.detach(host.attach())
     assert host.service is not None
-    host.call(host.service.expect(protocol.Empty(), os.getpid()))
+    host.call(host.service.expect(protocol.Expect(), os.getpid()))
     assert leaves_in_secs(host) is None
     host.clock.sleep(EXPECTED_SECS)
     assert leaves_in_secs(host) == 0.0
-    host.call(host.service.expect(protocol.Empty(), os.getpid()))
+    host.call(host.service.expect(protocol.Expect(), os.getpid()))
     host.agent.leaving.expected.remove_process(os.getpid())
     assert leaves_in_secs(host) == 0.0
 
