@@ -70,7 +70,6 @@ def test_a_job_under_torchrun_goes_on_with_another_number_of_processes(
         assert np.array_equal(found[name], np.arange(30, dtype=np.float32).reshape(10, 3))
 
 
-@pytest.mark.soak
 def test_the_rank_whose_replica_changes_is_named_and_all_ranks_go_back_together(
     one_host: Host, tmp_path: Path
 ) -> None:

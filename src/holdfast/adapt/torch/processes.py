@@ -20,6 +20,8 @@ from holdfast.environment import LAUNCHER_VARIABLE
 from holdfast.errors import InvalidArgumentError, ProcessLostError
 
 _PREFIX = "holdfast"
+_NO_VALUE = "(no value)"
+"""What `Store.compare_set` returns for a missing key if this is expected."""
 
 log = logging.getLogger(__name__)
 
@@ -69,23 +71,18 @@ class TorchKeyValues:
         return bool(stored_value == value.encode())
 
     def get(self, key: str) -> str | None:
+        # `Store.get` waits for a missing key, also for one that another process removes between
+        # `check` and `get`, and every other call of this process waits with it. A comparison with
+        # a value that no key has returns at once, and changes nothing.
         try:
-            # Reading a missing key would wait for it.
-            return self._store.get(key).decode() if self._store.check([key]) else None
+            value: bytes = self._store.compare_set(key, _NO_VALUE, _NO_VALUE)
         except RuntimeError as error:
             _raise_lost(f"get {key}", error)
+        return None if value == _NO_VALUE.encode() else value.decode()
 
     def get_many(self, folder: str, names: Sequence[str]) -> dict[str, str]:
-        try:
-            keys = [f"{folder}/{name}" for name in names]
-            if not self._store.check(keys):
-                pairs = list(zip(names, keys, strict=True))
-                present = [(name, key) for name, key in pairs if self._store.check([key])]
-                names, keys = [name for name, _ in present], [key for _, key in present]
-            values = self._store.multi_get(keys) if keys else []
-        except RuntimeError as error:
-            _raise_lost(f"get the values of {folder}", error)
-        return {name: value.decode() for name, value in zip(names, values, strict=True)}
+        values = {name: self.get(f"{folder}/{name}") for name in names}
+        return {name: value for name, value in values.items() if value is not None}
 
     def delete(self, folder: str, names: Sequence[str]) -> None:
         try:
