@@ -39,7 +39,8 @@ TORCH_OLDER := 2.11.0 2.12.0
 TORCH_VENVS := $(TORCH_OLDER:%=.venv-torch-%)
 TORCH_TESTS := tests/adapt/test_torch_and_jax.py tests/adapt/test_torch_fences.py \
 	tests/adapt/test_torch_host_copies.py tests/adapt/test_torch_placements.py \
-	tests/adapt/test_torch_state.py tests/interop/test_dcp.py
+	tests/adapt/test_torch_state.py tests/adapt/test_torch_compilation.py \
+	tests/adapt/test_torch_processes.py tests/interop/test_dcp.py
 MAXTEXT := maxtext==0.2.5 jax==0.11.1 jaxlib==0.11.1 flax==0.12.9
 TRAINER_TESTS := tests/proving/test_loader_programs.py tests/interop/test_axlearn.py tests/interop/test_keras.py tests/interop/test_maxtext.py \
 	tests/interop/test_tunix.py

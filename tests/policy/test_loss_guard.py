@@ -124,8 +124,15 @@ def test_a_guard_goes_on_from_its_state(cut: int) -> None:
     assert other.vouched == whole.vouched
 
 
+class Several:
+    """As a tensor of several elements."""
+
+    def __float__(self) -> float:
+        raise RuntimeError("a Tensor with 2 elements cannot be converted to Scalar")
+
+
 @pytest.mark.parametrize(
-    "loss", [None, "1", 1 + 2j, np.ones(1)], ids=lambda loss: type(loss).__name__
+    "loss", [None, "1", 1 + 2j, np.ones(1), Several()], ids=lambda loss: type(loss).__name__
 )
 def test_a_loss_that_is_not_one_number_is_refused(loss: Any) -> None:
     guard = LossGuard()

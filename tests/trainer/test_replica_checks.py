@@ -358,7 +358,7 @@ def test_bad_options_are_named(options: dict[str, Any]) -> None:
         ReplicaCheck(**options)
 
 
-def test_a_difference_that_was_not_told_is_raised_at_the_end() -> None:
+def test_a_difference_that_only_the_end_finds_is_raised() -> None:
     for way in ("warn", "raise"):
         job = DataParallelJob(2, 1.0, on_difference=way)
         flipped(job, random.Random(0))

@@ -16,7 +16,6 @@ See docs/decisions/0068.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 
@@ -135,7 +134,9 @@ class NewPrefix:
         if not self._is_open:
             return
         self._is_open = False
-        with contextlib.suppress(StorageError):
+        try:
             for checkpoint, listing in list_checkpoints(self.store).items():
                 if checkpoint == self.id:
                     remove(self.store, checkpoint, listing)
+        except StorageError as error:
+            log.warning("%s: a save that failed is removed by the next one: %s", self.where, error)

@@ -196,6 +196,6 @@ def _number(loss: SupportsFloat) -> float:
     try:
         if not isinstance(loss, str | bytes | bytearray):
             return float(loss)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RuntimeError) as error:
         raise arguments.refusal("LossGuard.rejects", "loss", "one real number", loss) from error
     raise arguments.refusal("LossGuard.rejects", "loss", "one real number", loss)

@@ -659,7 +659,7 @@ class CheckpointManager:
         if self._parts.lifetime.is_closed:
             return
         self._parts.lifetime.check_call("close")
-        told = self._parts.checks.last_error
+        before = self._parts.checks.last_error
         try:
             with self._parts.patience.blocking("close"):
                 self._parts.finisher.close(warns=self._error is None)
@@ -671,6 +671,6 @@ class CheckpointManager:
             raise
         self._parts.release()
         # The saver's thread has ended, and has compared the last checkpoints.
-        self._parts.checks.check_end(told)
+        self._parts.checks.check_end(before)
         if self._parts.replica_votes is not None:
             self._parts.replica_votes.check_end()

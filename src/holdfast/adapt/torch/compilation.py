@@ -1,7 +1,7 @@
 """Report how long PyTorch compiles, from the callbacks of its compiler, Dynamo.
 
-Dynamo calls them at the begin and at the end of each compilation: of a function on the thread that
-calls it, and of a backward pass, which autograd may run on another thread while the training
+Dynamo calls them at the beginning and at the end of each compilation: of a function on the thread
+that calls it, and of a backward pass, which autograd may run on another thread while the training
 waits for it. Nested and simultaneous compilations are one.
 
 The callbacks are no public interface: a version without them reports nothing. Dynamo is imported
@@ -48,12 +48,13 @@ class CompilationTimes:
             handler.remove_start_callback(self._begin)
             handler.remove_end_callback(self._end)
 
-    def _begin(self, arguments: Any) -> None:
-        trigger = getattr(arguments.callback_trigger, "name", None)
-        if trigger == BACKWARD or threading.get_ident() == self._thread:
+    def _begin(self, *arguments: Any) -> None:
+        # An error here would end the training: versions differ in what they pass.
+        trigger = [getattr(getattr(a, "callback_trigger", None), "name", "") for a in arguments]
+        if BACKWARD in trigger or threading.get_ident() == self._thread:
             self._began_secs = self._clock.monotonic()
 
-    def _end(self, _arguments: object) -> None:
+    def _end(self, *_arguments: object) -> None:
         began_secs, self._began_secs = self._began_secs, None
         if began_secs is not None and self._report is not None:
             self._report(self._clock.monotonic() - began_secs)

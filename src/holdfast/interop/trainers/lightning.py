@@ -68,8 +68,8 @@ class HoldfastCallback(Callback):  # type: ignore[misc]
             "loop": Replicated(_Loop(trainer)),
             "callbacks": Replicated(_Callbacks(trainer, self)),
         }
-        loaders = _Loaders(trainer)
-        self._of_ranks = {"rng": self._random, "data": loaders, "undrawn": self._undrawn}
+        loaders, self._undrawn = _Loaders(trainer), _Taken({})
+        self._of_ranks = {"rng": self._random, "data": loaders, "epoch_rng": self._undrawn}
         # Lightning requeues a Slurm job at SIGUSR1, unless something else handles the signal.
         hooks = ProcessHooks(preemption_signals=(signal.SIGTERM,))
         self._session = TrainerSession(self._directory, {"process": hooks} | self._options)
@@ -82,8 +82,8 @@ class HoldfastCallback(Callback):  # type: ignore[misc]
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Begin an epoch where it was saved, or note where: its first batch saves that."""
         loaders: _Loaders = self._of_ranks["data"]
-        if self._drawn is not None:
-            # Epochs that have begun do not come here again.
+        if self._drawn is not None and self._undrawn.state:
+            # Not called for an epoch that goes on. Another number of ranks has no such states.
             loaders.end_epoch()
             self._random.load_state_dict(self._undrawn.state)
             loaders.begin_epoch()

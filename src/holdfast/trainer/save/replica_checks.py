@@ -129,16 +129,16 @@ class ReplicaChecks:
             self._pending.clear()
             self._start = _Start(step)
 
-    def check_end(self, told: HoldfastError | None) -> None:
+    def check_end(self, before: HoldfastError | None) -> None:
         """Check that the last comparisons have found nothing, as the training ends.
 
         Args:
-            told: `last_error` when errors were raised for the last time.
+            before: `last_error` when the end began; the training has got it.
 
         Raises:
             HoldfastError: They have, and differences are raised.
         """
-        if self._fail is not None and self.last_error is not None and self.last_error is not told:
+        if self._fail is not None and self.last_error is not None and self.last_error is not before:
             raise self.last_error
 
     def expect(self, digests: BlockDigests) -> None:
