@@ -415,7 +415,7 @@ def test_cached_plans_of_two_classes_of_planners_are_refused(
 
     save(dcp.DefaultSavePlanner)
     save(_OwnPlanner)
-    with pytest.raises(dcp.CheckpointException, match=shown("DefaultSavePlanner, _OwnPlanner")):
+    with pytest.raises(dcp.CheckpointException, match="DefaultSavePlanner, _OwnPlanner"):
         save(dcp.DefaultSavePlanner)
 
 
