@@ -24,12 +24,16 @@ def _quiet_import() -> None:
     pytest.importorskip("torchdata.stateful_dataloader", reason="torchdata is not installed")
 
 
-def loader(workers: int = 0, **arguments: Any) -> ExactLoader:
+def loader(
+    workers: int = 0, samples: int = 12, batch_size: int = 4, **arguments: Any
+) -> ExactLoader:
     from torchdata.stateful_dataloader import StatefulDataLoader
 
     generator = torch.Generator().manual_seed(7)
     arguments = {"shuffle": True, "generator": generator} | arguments
-    return ExactLoader(StatefulDataLoader([*range(12)], 4, num_workers=workers, **arguments))
+    return ExactLoader(
+        StatefulDataLoader([*range(samples)], batch_size, num_workers=workers, **arguments)
+    )
 
 
 def batches(of: Any, count: int, states: list | None = None) -> list[list[int]]:
@@ -81,6 +85,23 @@ def test_after_the_last_batch_of_an_epoch_the_next_one_begins() -> None:
 
 def test_another_number_of_workers_is_refused() -> None:
     check_refusal(0, 2)
+
+
+@pytest.mark.parametrize(
+    ("other", "text"),
+    [
+        ({"samples": 16}, r"len\(dataset\)=12, .* found 16;"),
+        ({"batch_size": 3}, "batch_size=4, .* 3;"),
+    ],
+)
+def test_a_position_among_other_batches_is_refused(other: dict[str, int], text: str) -> None:
+    states: list = []
+    batches(loader(), 1, states)
+    with pytest.raises(InvalidArgumentError, match=text):
+        loader(**other).load_state_dict(states[0])
+    # A state of an earlier version does not have it.
+    del states[0]["samples"], states[0]["batch_size"]
+    loader(**other).load_state_dict(states[0])
 
 
 def test_with_workers_it_is_the_same(one_host: Host, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+import holdfast
 from tests.cli.command_line import INTERRUPTIBLE, answer
 from tests.hosts import Host, host, is_running, wait_until
 from tests.proving.proofs import EXAMPLES, proof_of
@@ -106,6 +108,25 @@ def test_a_program_that_cannot_be_judged_is_named(
     assert text in f"{proof.get('message', proof)} {proof.get('output')}"
     if "exit code" in text:
         assert proof["output"][-1] == "at all", proof
+
+
+def test_a_program_that_reads_the_real_run_before_it_trains_is_named(
+    shared_host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    body = (
+        "try:\n"
+        "    with holdfast.open_run('r') as run: print(run.latest_step())\n"
+        "except holdfast.errors.NotARunError: print('none')\n"
+    ) + SAVING.format(run="r", state={"w": 1}, steps=4)
+    path = program(tmp_path, body)
+    proof = proof_of(shared_host, tmp_path, path, stem="numpy", kill_count=1)
+    assert proof.get("identical"), proof
+    with holdfast.CheckpointManager("r", ram=None, framework="numpy") as manager:
+        manager.save(7, {"w": 1})
+    shutil.rmtree(tmp_path / "proof")
+    proof = proof_of(shared_host, tmp_path, path, stem="numpy", kill_count=1)
+    assert "before it reads the run there" in " ".join(proof["output"]), proof
 
 
 def test_a_program_that_hangs_is_named_with_its_step(

@@ -18,6 +18,7 @@ import torch
 from holdfast.errors import InvalidArgumentError
 
 _END = object()
+_WORDS = {"workers": "num_workers", "batch_size": "batch_size", "samples": "len(dataset)"}
 
 
 class ExactLoader:
@@ -31,7 +32,7 @@ class ExactLoader:
     ```
 
     Random numbers that workers draw are in no state: derive those of a sample from its index.
-    A state is continued with the number of workers that it was saved with.
+    A state is continued with as many workers, samples and samples per batch as it was saved with.
 
     Args:
         loader: a loader with `state_dict` and a `generator` of its own.
@@ -77,24 +78,35 @@ class ExactLoader:
         yield from batches
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the states of the loader and of its generator, and the number of its workers."""
+        """Return the states of the loader and of its generator, and what they depend on."""
         generator = self._generator_state
         if generator is None:
             generator = self.loader.generator.get_state()
-        workers = self.loader.num_workers
-        return {"loader": self.loader.state_dict(), "generator": generator, "workers": workers}
+        return {"loader": self.loader.state_dict(), "generator": generator, **self._shape()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Set the states; the next iterator continues from there.
 
         Raises:
-            InvalidArgumentError: The state was saved with another number of workers.
+            InvalidArgumentError: The state was saved with another number of workers, of samples,
+                or of samples in a batch: its position would be one among other batches.
         """
-        workers = state.get("workers", self.loader.num_workers)
-        if workers != self.loader.num_workers:
-            raise InvalidArgumentError(
-                f"ExactLoader: expected a loader with num_workers={workers}, as that of the saved "
-                f"state, found {self.loader.num_workers}; make it with num_workers={workers}"
-            )
+        for name, found in self._shape().items():
+            expected = state.get(name, found)
+            if expected != found:
+                what = _WORDS[name]
+                raise InvalidArgumentError(
+                    f"ExactLoader: expected a loader with {what}={expected}, as that of the saved "
+                    f"state, found {found}; make it with {what}={expected}, or begin its data anew "
+                    "by naming it in `partial`"
+                )
         self.loader.load_state_dict(state["loader"])
         self._generator_state = state["generator"]
+
+    def _shape(self) -> dict[str, int | None]:
+        dataset = self.loader.dataset
+        return {
+            "workers": self.loader.num_workers,
+            "batch_size": self.loader.batch_size,
+            "samples": len(dataset) if hasattr(dataset, "__len__") else None,
+        }

@@ -49,6 +49,8 @@ STOP_SECS = 600.0
 EACH_STEP_MAX = 16
 """Up to this step each one is saved; later ones at eighths of their powers of two."""
 STEP_BITS_MAX = 48
+_read_outside: set[str] = set()
+"""The runs of others that this process has read, where the proof has none of its own."""
 
 
 class ProofOrder(msgspec.Struct, frozen=True, kw_only=True):
@@ -137,6 +139,12 @@ def place_to_read(place: str | os.PathLike[str]) -> str | os.PathLike[str]:
     return folder if folder is not None and folder.exists() else place
 
 
+def note_read(place: str | os.PathLike[str]) -> None:
+    """Note, in a proof, that the program has read the run at `place`, which is not the proof's."""
+    if os.environ.get(PROOF_VARIABLE):
+        _read_outside.add(RunLocation.parse(place).text)
+
+
 def place_to_write(place: str | os.PathLike[str]) -> str | os.PathLike[str]:
     """Return where to write what the program saves to `place`: in a proof, in its folder."""
     folder = _folder_of(place)
@@ -163,12 +171,24 @@ class ProofLink:
         self._has_facts = False
 
     def redirected(self, place: str | os.PathLike[str]) -> str | os.PathLike[str]:
-        """Return the directory of the run that the program opens, and report it."""
+        """Return the directory of the run that the program opens, and report it.
+
+        Raises:
+            InvalidArgumentError: the program has read the real run there before.
+        """
+        text = RunLocation.parse(place).text
+        if text in _read_outside:
+            raise InvalidArgumentError(
+                f"open a run in a proof: expected a program that opens its CheckpointManager on "
+                f"{text} before it reads the run there, found one that has read it first: it saw "
+                "the real run, which is none of the proof's; read from the manager, or prove it "
+                "with a directory that has no run yet"
+            )
         directory = place_to_write(place)
         # The program may be started again, by its own launcher, with other orders.
         self._order = _read_order(self._folder)
         opening = ProofOpening(
-            place=RunLocation.parse(place).text,
+            place=text,
             directory=str(directory),
             rank=self._rank,
             pid=os.getpid(),

@@ -32,7 +32,7 @@ from holdfast.store.ram import RamStore
 from holdfast.store.run_directory import RunDirectory, check_link
 from holdfast.trainer.opening.moved_runs import find_with_ram
 from holdfast.trainer.opening.opening import open_run
-from holdfast.trainer.opening.proof import place_to_read
+from holdfast.trainer.opening.proof import note_read, place_to_read
 from holdfast.trainer.opening.ram_tier import foreign_checkpoints, ram_store
 from holdfast.trainer.ranks.rendezvous import Rendezvous
 
@@ -49,6 +49,7 @@ def read_only(place: str | os.PathLike[str]) -> ReadableRun:
     location = RunLocation.parse(place_to_read(place))
     durable = open_durable(_home_to_read(location), clock)
     record = read_run(durable, location.text)
+    note_read(location.text)
     is_copy = _is_copy(durable, record, clock)
     _warn_if_unfinished(location, record)
     return ReadableRun(
