@@ -27,6 +27,7 @@ from holdfast.store.contract import ReadableStore
 from tests.engine.making import Made, checkpoints, disk, memory_folder, random_array, sources_of
 from tests.engine.stores import WatchingStore
 from tests.engine.test_restore import assert_filled, target, targets_of, whole_targets
+from tests.hosts import wait_until
 from tests.peers import PATIENT, reaching, serving
 
 MIB = 1024 * 1024
@@ -287,11 +288,13 @@ def test_a_slow_taker_bounds_what_is_in_ram(root: Path, monkeypatch: pytest.Monk
 
     def take_late(*of_span) -> bool:
         nonlocal most
+        span, *_ = of_span
+        wait_until(lambda: [*(root / "a" / EXCHANGE).glob(f"*/to-1/{span.file_name}")])
         time.sleep(0.02)
         files = {}
-        # The other rank removes files meanwhile.
-        with contextlib.suppress(FileNotFoundError):
-            for path in (root / "a" / EXCHANGE).rglob("*-*-*"):
+        for path in (root / "a" / EXCHANGE).rglob("*-*-*"):
+            # The other rank removes files meanwhile.
+            with contextlib.suppress(FileNotFoundError):
                 state = path.stat()
                 files[state.st_ino] = state.st_size
         most = max(most, sum(files.values()))
