@@ -19,6 +19,7 @@ from holdfast.coordination.host_view import HostView
 from holdfast.coordination.leader import Leader
 from holdfast.coordination.messages import TargetKind
 from holdfast.coordination.mirror import Mirror
+from holdfast.coordination.rank_census import RankCensus
 from holdfast.coordination.target_cells import TargetCells
 from holdfast.coordination.turn import Channel
 from holdfast.format.names import AttemptId, age_of
@@ -179,13 +180,13 @@ def look_at_a_host_only_when_it_reports(patch: Patch) -> None:
 
 
 def forget_the_ranks_of_silent_hosts(patch: Patch) -> None:
-    forget = Leader._forget
+    forget = RankCensus.forget
 
-    def forget_all(self: Leader, view: Any) -> None:
+    def forget_all(self: RankCensus, view: Any) -> None:
         forget(self, view)
-        self._rank_hosts -= {view.host}
+        self.hosts -= {view.host}
 
-    patch(Leader, "_forget", forget_all)
+    patch(RankCensus, "forget", forget_all)
 
 
 def never_pull(patch: Patch) -> None:

@@ -16,15 +16,15 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
+from functools import partial
 
 import msgspec
 
 from holdfast.coordination.checkpoint_table import CheckpointEntry, CheckpointTable, Recycling
 from holdfast.coordination.durability import Durability
-from holdfast.coordination.effects import HostHeard, HostSilent, ProtectionLate, Reached
-from holdfast.coordination.election import term_above
+from holdfast.coordination.effects import HostHeard, HostSilent, Reached
 from holdfast.coordination.host_view import HostView
 from holdfast.coordination.inputs import DurableListed
 from holdfast.coordination.leadership import Leadership
@@ -33,24 +33,23 @@ from holdfast.coordination.messages import (
     BranchWish,
     CheckpointStatus,
     Command,
-    Ended,
     HostState,
     Leaving,
-    Orders,
     PullOrder,
     Report,
     WriteOrder,
 )
 from holdfast.coordination.mirror import Mirror
+from holdfast.coordination.order_delivery import OrderDelivery
+from holdfast.coordination.protection_watch import ProtectionWatch
+from holdfast.coordination.rank_census import RankCensus
 from holdfast.coordination.rank_runs import ranks_in, runs_of
 from holdfast.coordination.replica_placement import Ring, successors_of
 from holdfast.coordination.save_targets import Ranks, TargetAgreement
 from holdfast.coordination.settings import (
-    ENDED_MAX,
     PRESERVED_MAX,
     QUIET_MAX,
     SUCCESSORS_MAX,
-    Settings,
 )
 from holdfast.coordination.turn import AgentIdentity, Turn
 from holdfast.format.names import CheckpointId, age_of
@@ -65,8 +64,8 @@ class Leader:
     def __init__(self, identity: AgentIdentity, leadership: Leadership, *, is_new: bool) -> None:
         self._identity = identity
         self._settings = identity.settings
-        self.leadership = leadership
-        self.term = leadership.term
+        self.census = RankCensus(leadership)
+        self._delivery = OrderDelivery(identity, leadership, self.census.views)
         # A leader that has not begun the attempt itself may follow another agent or a silent
         # leader: targets may be set already, and a newer attempt may have begun.
         self._knows_targets = is_new
@@ -77,44 +76,38 @@ class Leader:
             knows_timeline=is_new,
         )
         self.targets = TargetAgreement()
-        self.views = {host: HostView(host, is_lost=True) for host in leadership.successors}
         self._durability = Durability(identity.settings, self.table, self._ring)
         self.mirror = Mirror(identity.host)
         """The copies to the remote tier; takes their outcomes."""
-        self._protection = _ProtectionWatch(identity.settings, self.table)
-        self._successors = leadership.successors
+        self._protection = ProtectionWatch(identity.settings, self.table)
         self._have_hosts_changed = True
         self._placed_at_secs = float("-inf")
         """When replicas were placed on the hosts that lived then."""
-        self._living_count = 0
-        self._left_count = 0
-        self._broken: set[str] = set()
         self._branch: BranchWish | None = None
         # Hosts keep reporting the branch that was refused; it must not be started again.
         self._refused_branch = False
-        self._ended: dict[tuple[str, bool], Ended] = {}
         self._known_deleted: set[CheckpointId] = set()
         self.quiet: tuple[str, ...] = ()
         """The hosts of the attempt that have sent nothing for `quiet_secs`."""
-        self._seq = 0
         self._checked_at_secs: float | None = None
-        self._retry_at_secs = float("inf")
-        """When to send orders again that are not acknowledged."""
-        # The hosts whose orders may have changed since they were sent.
-        self._dirty: set[str] = set()
-        self._rank_hosts: frozenset[str] = frozenset()
         self._begun_at_secs: float | None = None
-        # The newest complete checkpoint while it is not protected, and since when.
-        self._replicating: CheckpointId | None = None
-        self._replicating_since_secs = 0.0
-        self._is_replicating = False
 
     # Queries.
 
     @property
+    def leadership(self) -> Leadership:
+        """The attempt, with the present term and the present successors."""
+        return self._delivery.leadership
+
+    @property
+    def term(self) -> int:
+        """The term in which this leader leads."""
+        return self.leadership.term
+
+    @property
     def is_whole(self) -> bool:
         """Whether all ranks of the attempt live, so that a checkpoint can become complete."""
-        return self._living_count == self.leadership.rank_count and not self._broken
+        return self.census.is_whole
 
     @property
     def _has_been_whole(self) -> bool:
@@ -124,12 +117,7 @@ class Leader:
     @property
     def is_broken(self) -> bool:
         """Whether a rank that was there has ended or its host is lost."""
-        return bool(self._broken)
-
-    @property
-    def _is_closed(self) -> bool:
-        """Whether all ranks of the attempt have detached, so that none was lost."""
-        return self._left_count == self.leadership.rank_count
+        return self.census.is_broken
 
     @property
     def is_saving(self) -> bool:
@@ -139,14 +127,12 @@ class Leader:
     @property
     def is_sealing(self) -> bool:
         """Whether a checkpoint is being sealed or replicated."""
-        return self._is_replicating or bool(self.table.open_entries())
+        return self._protection.is_replicating or bool(self.table.open_entries())
 
     @property
     def save_cost_secs(self) -> float | None:
         """The training time that a save costs the slowest rank; None while none is known."""
-        present = (self.views[host] for host in self._rank_hosts if not self.views[host].is_lost)
-        costs = [view.save_cost_secs for view in present]
-        return max((cost for cost in costs if cost is not None), default=None)
+        return self.census.save_cost_secs
 
     @property
     def wants_preserved(self) -> bool:
@@ -168,13 +154,15 @@ class Leader:
 
     def inherit(self, turn: Turn, before: Leader) -> None:
         """Adopt the hosts' reports from the leader of the attempt that this one branches from."""
-        for host, old in before.views.items():
+        for host, old in before.census.views.items():
             # The incarnation and the numbers carry over, so that overtaken reports stay rejected.
             if old.state is not None:
-                view = self.views[host] = HostView(host, old.incarnation, old.seq, old.version)
+                view = self.census.views[host] = HostView(
+                    host, old.incarnation, old.seq, old.version
+                )
                 view.last_report_at_secs = turn.now_secs
                 self._take_state(view, old.state, is_present=False)
-                self._dirty.add(host)
+                self._delivery.mark([host])
 
     def preserve(self, checkpoints: frozenset[CheckpointId]) -> None:
         """Keep the RAM of `checkpoints`, of too many the newest, besides what rules require."""
@@ -192,21 +180,16 @@ class Leader:
 
     def accept_report(self, turn: Turn, sender: str, report: Report) -> None:
         """Apply a host's report, and schedule an answer if it is new or a heartbeat is due."""
-        view = self.views.get(sender)
+        view = self.census.views.get(sender)
         if view is None:
-            view = self.views[sender] = HostView(sender)
+            view = self.census.views[sender] = HostView(sender)
         elif view.is_stale(report, self._settings.lost_secs, turn.now_secs):
             return
         if report.term > self.term:
             self.outbid(report.term)
         is_new_version = report.version != view.version or report.incarnation != view.incarnation
         view.apply_report(report, turn.now_secs)
-        is_following = (report.term, report.leader_incarnation) == (
-            self.term,
-            self._identity.incarnation,
-        )
-        if is_following:
-            view.channel.acked = max(view.channel.acked, report.ack)
+        is_following = self._delivery.acknowledge(view, report)
         if report.state.group == self.leadership.group:
             view.hello_at_secs = turn.now_secs if report.is_hello else float("-inf")
         # Until this leader's orders arrive, a host reports the ranks that wait for them apart: its
@@ -223,27 +206,15 @@ class Leader:
                 view, report.state, is_present=report.attempt == self.leadership.attempt
             )
             self.mirror.take_report(turn, sender, report.state.mirrored)
-        if is_new_version or turn.now_secs >= view.channel.due_at_secs(self._settings):
-            view.is_reply_due = True
-            self._dirty.add(sender)
+        self._delivery.answer(turn, view, is_new=is_new_version)
 
     def outbid(self, term: int) -> None:
-        """Take a term above `term`, if that is not below this leader's own.
-
-        Another leader has or had `term`, or a host expects a leader of it. All hosts get new
-        orders, and their earlier answers do not count.
-        """
-        if term >= self.term and self._identity.host in self._successors:
-            self.term = term_above(self._successors, self._identity.host, term)
-            self._dirty.update(self.views)
-            self._retry_at_secs = 0.0
-            for view in self.views.values():
-                view.is_following, view.is_reply_due = False, True
-                view.channel.acked = 0
+        """Take a term above `term`, if that is not below this leader's own."""
+        self._delivery.outbid(term)
 
     def left(self, sender: str, message: Leaving) -> None:
         """Stop counting the RAM of a host whose agent has left."""
-        view = self.views.get(sender)
+        view = self.census.views.get(sender)
         # A message of the host's previous agent must not remove its present one.
         if view is not None and view.incarnation == message.incarnation:
             self._forget(view)
@@ -281,28 +252,30 @@ class Leader:
             self._have_hosts_changed, self._placed_at_secs = False, turn.now_secs
             self._durability.place_replicas()
         self._durability.run_due(turn, is_whole=self.is_whole)
-        self.mirror.run_due(turn, self._ranks_by_host)
+        self.mirror.run_due(turn, self.census.known_ranks)
         self.table.settle()
-        self._check_replication(turn)
+        self._protection.check_replicas(turn)
         for entry, status in self.table.status_changes:
             reason = entry.dropped or entry.failure
             if status in (CheckpointStatus.PROTECTED, CheckpointStatus.COMMITTED):
                 self._protection.protected()
             turn.act(Reached(entry.id, status, entry.is_due, reason))
         self.table.status_changes.clear()
-        if self.table.is_changed or self.targets.is_changed or self.mirror.is_changed:
-            self.table.is_changed = self.targets.is_changed = self.mirror.is_changed = False
-            self._dirty.update(self.views)
-        self._dirty |= self.table.changed_hosts
+        parts = (self.table, self.census, self.targets, self.mirror)
+        if any(part.is_changed for part in parts):
+            self._delivery.mark_all()
+            for part in parts:
+                part.is_changed = False
+        self._delivery.mark(self.table.changed_hosts)
         self.table.changed_hosts.clear()
-        self._send_orders(turn)
+        self._delivery.run_due(turn, self._commands)
 
     def next_at_secs(self, now_secs: float) -> float:
         """Return when `run_due` has work to do, if no input comes before."""
         storage_at_secs = min(
             self._durability.next_at_secs(now_secs), self.mirror.next_at_secs(now_secs)
         )
-        at_secs = min(self._check_at_secs(), self._retry_at_secs, self._place_at_secs())
+        at_secs = min(self._check_at_secs(), self._delivery.next_at_secs, self._place_at_secs())
         return min(at_secs, storage_at_secs)
 
     def _place_at_secs(self) -> float:
@@ -316,16 +289,12 @@ class Leader:
         if self._checked_at_secs is None:
             return 0.0
         # A host that leads itself alone is not silent.
-        is_idle = len(self.views) == 1 and not any(entry.is_open for entry in self.table)
+        is_idle = len(self.census.views) == 1 and not any(entry.is_open for entry in self.table)
         return self._checked_at_secs + self._settings.heartbeat_secs * (2.0 if is_idle else 0.5)
-
-    def _ranks_by_host(self) -> dict[str, set[int]]:
-        """Return the ranks that ever lived on each of the hosts that live now."""
-        return {h: v.known_ranks for h, v in self.views.items() if not v.is_lost and v.known_ranks}
 
     def _ring(self) -> Ring:
         """Return the hosts that live; those that had ranks of this attempt receive replicas."""
-        here = {h: v for h, v in self.views.items() if v.state is not None and not v.is_lost}
+        here = {h: v for h, v in self.census.views.items() if v.state is not None and not v.is_lost}
         domains = {host: self.table.domains[host] for host in here}
         takers = {host: view.offers for host, view in here.items() if view.known_ranks}
         return Ring(domains, takers)
@@ -335,22 +304,7 @@ class Leader:
         if view.state is None or view.state.offers != state.offers:
             self._have_hosts_changed = True
         self.table.domains[host] = state.domain
-        self._living_count -= len(view.ranks)
-        before = view.take_state(state, self.leadership.group)
-        self._living_count += len(view.ranks)
-        self._note_ended(view, state)
-        if view.known_ranks - view.ranks or (
-            state.group == self.leadership.group and state.is_broken
-        ):
-            self._broken.add(host)
-        else:
-            self._broken.discard(host)
-        if bool(view.ranks) != (host in self._rank_hosts):
-            # A silent host counts: its ranks still train, and have to meet the targets.
-            rank_hosts = (
-                v.host for v in self.views.values() if v.ranks or (v.is_lost and v.known_ranks)
-            )
-            self._rank_hosts = frozenset(rank_hosts)
+        before = self.census.take_state(view, state)
         for checkpoint in state.deleted:
             self.table.delete(checkpoint)
             self.mirror.forget(checkpoint)
@@ -370,34 +324,17 @@ class Leader:
         if branch is not None and branch.attempt == self.leadership.attempt and view.is_following:
             self._branch = branch if not self._refused_branch else None
 
-    def _note_ended(self, view: HostView, state: HostState) -> None:
-        """Record the ranks of a host that have ended, to report them to all other hosts."""
-        if state.group == self.leadership.group:
-            left = view.left.union(ranks_in(state.left))
-            self._left_count += len(left) - len(view.left)
-            self.table.is_changed |= self._is_closed and len(left) > len(view.left)
-            view.left = left
-            view.known_ranks.update(ranks_in(state.lost))
-        # A restarted agent that finds no rank alive does not report its ranks as ended, so they
-        # are found from the ranks that this host had before.
-        lost = view.known_ranks - view.ranks - view.left
-        for is_lost, ranks in ((False, view.left), (True, lost)):
-            key = view.host, is_lost
-            ended = Ended(view.host, runs_of(ranks), is_lost)
-            is_new = bool(ranks) and self._ended.get(key) != ended
-            if is_new and (key in self._ended or len(self._ended) < ENDED_MAX):
-                self._ended[key] = ended
-                self.table.is_changed = True
-
     def _note_whole(self) -> None:
         """Note that all ranks have reported: the number of failure domains is known now."""
-        rank_hosts = [v for v in self.views.values() if v.ranks]
-        rank_hosts.sort(key=lambda v: min(v.ranks))
+        rank_hosts = sorted(self.census.with_ranks(), key=lambda view: min(view.ranks))
         domains = {v.host: self.table.domains[v.host] for v in rank_hosts}
         required = min(self._settings.copies, len(set(domains.values())))
         self.table.set_required(required, self._ranks().highest)
         if self.leadership.is_first and self._identity.host in domains:
-            self._successors = successors_of(self._identity.host, domains, SUCCESSORS_MAX)
+            self._delivery.leadership = replace(
+                self.leadership,
+                successors=successors_of(self._identity.host, domains, SUCCESSORS_MAX),
+            )
 
     def _drop_missed(self, views: Collection[HostView]) -> None:
         """Drop the open checkpoints that ranks of `views` have passed without making their part.
@@ -419,7 +356,9 @@ class Leader:
                 for progress in view.state.progress:
                     last_steps.update(dict.fromkeys(ranks_in(progress.ranks), progress.step))
         # A silent host may have a replica of an ended rank's part.
-        if not self._has_been_whole or (ended and any(v.is_lost for v in self.views.values())):
+        if not self._has_been_whole or (
+            ended and any(v.is_lost for v in self.census.views.values())
+        ):
             ended.clear()
         for entry in open_entries:
             missing = entry.missing.intersection(last_steps)
@@ -436,7 +375,7 @@ class Leader:
                 self.targets.withdraw()
             return
         if not self._knows_targets:
-            rank_views = [v for v in self.views.values() if v.ranks]
+            rank_views = self.census.with_ranks()
             if not all(view.is_following for view in rank_views):
                 return
             self._knows_targets = True
@@ -448,36 +387,32 @@ class Leader:
                     self.targets.wish(kind)
                 self.targets.accept_states(view.host, view.state.targets, self._ranks)
         # The steps of this host are known without its report, which may be older.
-        own = self.views.get(self._identity.host)
+        own = self.census.views.get(self._identity.host)
         if own is not None:
             own.published = max(own.published, turn.published.highest)
         self.targets.propose(self._ranks)
 
     def _ranks(self) -> Ranks:
         origin = self.leadership.origin
-        highest = max((self.views[host].published for host in self._rank_hosts), default=NO_STEP)
-        return Ranks(self._rank_hosts, max(highest, origin.step if origin else NO_STEP))
+        highest = max(self.census.highest_step, origin.step if origin else NO_STEP)
+        return Ranks(self.census.hosts, highest)
 
     def _check_silent_hosts(self, turn: Turn) -> None:
         oldest = turn.now_secs - self._settings.lost_secs
-        for view in self.views.values():
+        for view in self.census.views.values():
             # If this agent was stopped for a while, its own host is still not lost.
             is_silent = view.last_report_at_secs < oldest and view.host != self._identity.host
             if not view.is_lost and is_silent:
-                view.is_lost = True
-                if view.ranks:
-                    self._broken.add(view.host)
                 if view.known_ranks:
                     turn.act(HostSilent(view.host, self._settings.lost_secs))
-                self._forget(view)
+                self._forget(view, is_silent=True)
                 self.mirror.host_lost(view.host)
-            if view.is_lost and (view.known_ranks or view.host in self._successors):
+            if view.is_lost and (view.known_ranks or view.host in self.leadership.successors):
                 # The host may follow a successor by now; its answer to these orders shows that.
-                view.channel.put(self._command(view, self._common()))
-                self._send(turn, view)
+                self._delivery.send(turn, view, self._commands()(view))
         self._note_quiet(turn.now_secs)
-        self._drop_missed(self.views.values())
-        self._protection.check(turn)
+        self._drop_missed(self.census.views.values())
+        self._protection.check_lateness(turn)
         # Hosts of earlier attempts get time to report their parts of open checkpoints.
         begun_at_secs = turn.now_secs if self._begun_at_secs is None else self._begun_at_secs
         has_gathered = turn.now_secs - begun_at_secs >= self._settings.gather_secs
@@ -493,104 +428,32 @@ class Leader:
         A successor leads because rank 0's host is silent: it need not have had a report of that.
         """
         oldest = now_secs - self._settings.quiet_secs
-        first = self._successors[0] if not self.leadership.is_first else None
+        first = self.leadership.successors[0] if not self.leadership.is_first else None
         quiet = sorted(
             view.host
-            for view in self.views.values()
+            for view in self.census.views.values()
             if (view.known_ranks or view.host == first)
             and view.last_report_at_secs < oldest
             and view.host != self._identity.host
         )[:QUIET_MAX]
         if tuple(quiet) != self.quiet:
             self.quiet = tuple(quiet)
-            self._dirty.update(self.views)
+            self._delivery.mark_all()
 
-    def _check_replication(self, turn: Turn) -> None:
-        """Update whether replicas are on their way; after `lost_secs` they no longer count.
-
-        So a peer that cannot be reached does not delay the next checkpoint for longer.
-        """
-        newest = self.table.newest_complete()
-        exposed = None
-        if (
-            newest is not None
-            and newest.id.attempt == self.leadership.attempt
-            and self.table.required > 0
-            and newest.id != self.table.floor
-            and not newest.was_protected
-        ):
-            exposed = newest.id
-        if exposed != self._replicating:
-            self._replicating, self._replicating_since_secs = exposed, turn.now_secs
-        waited_secs = turn.now_secs - self._replicating_since_secs
-        self._is_replicating = exposed is not None and waited_secs < self._settings.lost_secs
-
-    def _forget(self, view: HostView) -> None:
-        """Stop counting a host's RAM. Its ranks may still live."""
+    def _forget(self, view: HostView, *, is_silent: bool = False) -> None:
+        """Stop counting a host's RAM. Its ranks may still live, but not if it `is_silent`."""
         self.table.apply_report(view.host, view.held, {})
-        self._living_count -= len(view.ranks)
-        view.held, view.ranks = {}, frozenset()
-        view.state = None
-        view.is_lost = True
-        self.table.is_changed = True
+        if is_silent:
+            self.census.lose(view)
+        else:
+            self.census.forget(view)
         self._have_hosts_changed = True
 
     # Orders.
 
-    def _send_orders(self, turn: Turn) -> None:
-        if turn.now_secs >= self._retry_at_secs:
-            self._retry_at_secs = float("inf")
-            for view in self.views.values():
-                if view.channel.acked < view.channel.version:
-                    # Also while a host is lost: it may come back with the orders still open.
-                    self._retry_soon(turn)
-                    is_due = turn.now_secs >= view.channel.due_at_secs(self._settings)
-                    if is_due and not view.is_lost:
-                        self._send(turn, view)
-        if not self._dirty:
-            return
-        dirty, self._dirty = self._dirty, set()
-        common = self._common()
-        # Sort: the order of a set of strings differs between processes, and runs of one seed must
-        # send the same messages.
-        for host in sorted(dirty):
-            view = self.views[host]
-            if view.is_lost:
-                continue
-            is_new = view.channel.put(self._command(view, common))
-            if is_new or view.is_reply_due:
-                self._send(turn, view)
-
-    def _send(self, turn: Turn, view: HostView) -> None:
-        view.channel.sent_at_secs = turn.now_secs
-        view.is_reply_due = False
-        turn.send(view.host, self._orders(view))
-        if view.channel.acked < view.channel.version:
-            self._retry_soon(turn)
-
-    def _retry_soon(self, turn: Turn) -> None:
-        """Look after the retry time for orders that were sent and are not acknowledged."""
-        retry_at_secs = turn.now_secs + self._settings.retry_secs
-        self._retry_at_secs = min(self._retry_at_secs, retry_at_secs)
-
-    def _orders(self, view: HostView) -> Orders:
-        self._seq += 1
-        assert isinstance(view.channel.content, Command)
-        return Orders(
-            run=self._identity.run,
-            attempt=self.leadership.attempt,
-            group=self.leadership.group,
-            term=self.term,
-            incarnation=self._identity.incarnation,
-            seq=self._seq,
-            version=view.channel.version,
-            ack=view.version,
-            follower_incarnation=view.incarnation,
-            origin=self.leadership.origin,
-            rank_count=self.leadership.rank_count,
-            successors=self._successors,
-            command=view.channel.content,
-        )
+    def _commands(self) -> Callable[[HostView], Command]:
+        """Return what makes the command of each host, from what all have in common now."""
+        return partial(self._command, self._common())
 
     def _common(self) -> _Common:
         """Return what the commands of all hosts have in common now."""
@@ -600,13 +463,13 @@ class Leader:
                 targets=self.targets.targets() if self._knows_targets else None,
                 mirrored=self.mirror.newest,
                 is_settled=self._durability.is_settled,
-                is_closed=self._is_closed,
-                ended=tuple(self._ended.values()),
+                is_closed=self.census.is_closed,
+                ended=self.census.ended,
                 quiet=self.quiet,
             ),
         )
 
-    def _command(self, view: HostView, common: _Common) -> Command:
+    def _command(self, common: _Common, view: HostView) -> Command:
         writes, pulls = [], []
         for entry in common.entries:
             ranks = entry.writes.get(view.host)
@@ -634,11 +497,11 @@ class Leader:
         if view.state is None or not (self.leadership.is_first and self._has_been_whole):
             return ()
         new = set(view.state.deleted) - self._known_deleted
-        if new and any(other.is_lost and other.known_ranks for other in self.views.values()):
+        if new and any(other.is_lost and other.known_ranks for other in self.census.views.values()):
             # A host of the attempt is silent, and may come back with the checkpoint.
             new.clear()
         for checkpoint in new:
-            is_held = any(checkpoint in other.held for other in self.views.values())
+            is_held = any(checkpoint in other.held for other in self.census.views.values())
             if not is_held and checkpoint != self._durability.committing:
                 self._known_deleted.add(checkpoint)
         return tuple(c for c in view.state.deleted if c in self._known_deleted)
@@ -655,38 +518,3 @@ class _Common:
 
     entries: list[CheckpointEntry]
     command: Command
-
-
-class _ProtectionWatch:
-    """Finds out that nothing has been protected for a while although saves wait for it.
-
-    The leader checks it every half heartbeat. It reports once per outage.
-    """
-
-    def __init__(self, settings: Settings, table: CheckpointTable) -> None:
-        self._settings = settings
-        self._table = table
-        self._since_secs: float | None = None
-        self._has_reported = False
-
-    def protected(self) -> None:
-        """Note that a checkpoint of the attempt is protected or committed."""
-        self._since_secs, self._has_reported = None, False
-
-    def check(self, turn: Turn) -> None:
-        """Report saves of the attempt that have waited for `unprotected_secs`."""
-        waiting = [
-            entry.id.step
-            for entry in self._table.entries.values()
-            if entry.id.attempt == self._table.attempt
-            and not (entry.was_protected or entry.is_committed or entry.dropped or entry.failure)
-        ]
-        if not waiting:
-            self._since_secs = None
-        elif self._since_secs is None:
-            self._since_secs = turn.now_secs
-        elif not self._has_reported:
-            waited_secs = turn.now_secs - self._since_secs
-            if waited_secs >= self._settings.unprotected_secs:
-                self._has_reported = True
-                turn.act(ProtectionLate(min(waiting), max(waiting), waited_secs))

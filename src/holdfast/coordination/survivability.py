@@ -84,7 +84,7 @@ def survey(leader: Leader, now_secs: float) -> Lead:
     """Return what a leader knows, for other hosts' status queries."""
     table = leader.table
     seen = []
-    for view in leader.views.values():
+    for view in leader.census.views.values():
         last_at_secs = view.last_report_at_secs
         seen.append(
             HostSeen(
