@@ -12,7 +12,7 @@ import pytest
 from holdfast.coordination.messages import TargetKind
 from holdfast.engine.lifecycle.attempts import AttemptStart, begin_attempt
 from holdfast.engine.lifecycle.catalog import list_checkpoints
-from holdfast.host.leaving import CLOSED_SECS, EXPECTED_SECS
+from holdfast.host.leaving import CLOSED_SECS, EXPECTED_SECS, STOPPING_SECS
 from holdfast.host.wire import protocol
 from tests.attempts import attempt_id
 from tests.coordination.cases import make, running, until
@@ -85,6 +85,35 @@ def test_an_agent_makes_the_newest_checkpoint_durable_before_it_leaves(host: InP
     host.clock.sleep(CLOSED_SECS)
     assert leaves_in_secs(host) == 0.0
     assert list_checkpoints(host.agent.run.durable)[newest].is_committed
+
+
+def test_an_agent_that_has_to_exit_is_not_kept_by_trainers_that_save_on(
+    host: InProcessHost,
+) -> None:
+    trainer = host.attach()
+    first = host.save(trainer, 1)
+    host.agent.leave_soon()
+    host.save(trainer, 2)
+    host.clock.sleep(STOPPING_SECS + 1)
+    assert first in host.agent.driver.view.pending_ids()
+    assert host.agent.leaves_in_secs() is None
+    host.settle()
+    newest = host.save(trainer, 3)
+    host.agent.tick()
+    assert host.agent.driver.view.pending_ids() == [newest]
+    assert host.agent.leaves_in_secs() == 0.0
+    assert not host.agent.is_all_durable, "the next agent finds it in RAM"
+
+
+def test_an_agent_that_has_to_exit_waits_a_while_for_the_last_save_of_its_trainers(
+    host: InProcessHost,
+) -> None:
+    trainer = host.attach()
+    host.agent.leave_soon()
+    host.save(trainer, 1)
+    assert host.agent.leaves_in_secs() is None
+    host.clock.sleep(STOPPING_SECS + 1)
+    assert host.agent.leaves_in_secs() == 0.0
 
 
 def test_an_agent_lingers_for_a_trainer_that_died(host: InProcessHost) -> None:

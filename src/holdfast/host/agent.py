@@ -14,7 +14,7 @@ from typing import assert_never
 from holdfast.coordination import effects, inputs
 from holdfast.coordination.rank_runs import ranks_in
 from holdfast.coordination.settings import Settings
-from holdfast.format.names import NO_AGE, CheckpointId, age_of
+from holdfast.format.names import NO_AGE, Age, CheckpointId, age_of
 from holdfast.format.records import Manifest
 from holdfast.host.driver.agent_run import AgentRun
 from holdfast.host.driver.attached_trainers import AttachedTrainers, JobSettings, NoticeBoard
@@ -432,7 +432,10 @@ class Agent:
             return self.directory.leaves_in_secs()
         return self.leaving.leaves_in_secs()
 
-    def _is_needed(self) -> bool:
+    def _is_needed(self, newest: Age | None) -> bool:
         # What is copied to the remote tier does not count: its service may not answer.
+        pending = self.driver.view.pending_ids()
+        if newest is not None and self.trainers.group is not None:
+            return any(age_of(checkpoint) <= newest for checkpoint in pending)
         is_busy = self.driver.is_busy or self.retention.is_busy or self.sessions.is_starting
-        return is_busy or bool(self.driver.view.pending_ids())
+        return is_busy or bool(pending)

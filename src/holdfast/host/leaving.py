@@ -10,6 +10,7 @@ import select
 from collections.abc import Callable
 
 from holdfast.clock import Clock
+from holdfast.format.names import NO_AGE, Age, age_of
 from holdfast.host.driver.agent_run import AgentRun
 from holdfast.host.driver.attached_trainers import AttachedTrainers
 from holdfast.host.driver.driver import Driver
@@ -23,7 +24,8 @@ CLOSED_SECS = 5.0
 """How long an agent stays once nobody needs it: for the next manager of the same process, and for
 hosts that have not received the leader's last orders."""
 STOPPING_SECS = 20.0
-"""How long an agent that has to exit waits for a leader on another host, which may be gone."""
+"""How long an agent that has to exit waits for a leader on another host, which may be gone, and for
+what trainers save meanwhile."""
 EXPECTED_SECS = 900.0
 """How long to wait for a process that lives and does not attach; meeting takes less."""
 
@@ -79,7 +81,8 @@ class Leaving:
         ram: This host's RAM.
         trainers: The attached trainers.
         driver: The driver of this host's node.
-        is_needed: Returns whether work of the agent is under way that has to end first.
+        is_needed: Returns whether work of the agent is under way that has to end first. It gets the
+            age of the newest checkpoint to wait for, or None to wait for all.
         holds_agent: Returns whether the remote tier lacks what the agent is to copy there.
 
     Attributes:
@@ -93,7 +96,7 @@ class Leaving:
         ram: RamTier,
         trainers: AttachedTrainers,
         driver: Driver,
-        is_needed: Callable[[], bool],
+        is_needed: Callable[[Age | None], bool],
         holds_agent: Callable[[], bool],
     ) -> None:
         self._run = run
@@ -106,6 +109,7 @@ class Leaving:
         self.has_ended = False
         self._refused_at_secs: float | None = None
         self._stopping_at_secs: float | None = None
+        self._held_at_stop = NO_AGE
         self._alone_since_secs = run.clock.monotonic()
         self._has_served = False
 
@@ -119,13 +123,27 @@ class Leaving:
         self._refused_at_secs = self._run.clock.monotonic()
 
     def stop(self) -> None:
-        """Leave even if trainers are attached, once what this host holds is durable."""
-        self._stopping_at_secs = self._run.clock.monotonic()
+        """Leave even if trainers are attached, once what this host holds is durable.
+
+        What they save meanwhile is waited for no longer than `STOPPING_SECS`, since they may save
+        faster than storage takes it. The next agent finds it in RAM.
+        """
+        if self._stopping_at_secs is None:
+            self._stopping_at_secs = self._run.clock.monotonic()
+            pending = self._driver.view.pending_ids()
+            self._held_at_stop = max(map(age_of, pending), default=NO_AGE)
 
     @property
     def is_stopping(self) -> bool:
         """Whether the agent was asked to exit."""
         return self._stopping_at_secs is not None
+
+    @property
+    def _stopping_secs(self) -> float:
+        """For how long the agent has had to exit; 0 if it has not."""
+        if self._stopping_at_secs is None:
+            return 0.0
+        return self._run.clock.monotonic() - self._stopping_at_secs
 
     def close(self) -> None:
         """Expect no process any more."""
@@ -143,15 +161,15 @@ class Leaving:
         """Return in how many seconds the agent exits if nothing happens; None: it stays."""
         if self._trainers.group is not None and self._stopping_at_secs is None:
             return None
-        if self._is_needed():
+        awaited = self._held_at_stop if self._stopping_secs > STOPPING_SECS else None
+        if self._is_needed(awaited):
             return None
         view = self._driver.view
         if self._stopping_at_secs is not None:
             # Data that only this host holds has to become durable first; another host may lead and
             # decide when.
-            waited_secs = self._run.clock.monotonic() - self._stopping_at_secs
             is_awaited = not view.is_leading and not view.is_settled
-            return None if is_awaited and waited_secs < STOPPING_SECS else 0.0
+            return None if is_awaited and self._stopping_secs < STOPPING_SECS else 0.0
         if self.expected.has_any() or (self._has_served and self._holds_agent()):
             return None
         alone_secs = self._run.clock.monotonic() - self._alone_since_secs
