@@ -9,18 +9,18 @@ from typing import Any
 
 import msgspec
 
-from holdfast.coordination import save_targets
-from holdfast.coordination.bootstrap import Bootstrap
-from holdfast.coordination.checkpoint_table import CheckpointEntry, CheckpointTable
-from holdfast.coordination.durability import Durability
-from holdfast.coordination.election import Election
-from holdfast.coordination.follower import Follower
-from holdfast.coordination.host_view import HostView
-from holdfast.coordination.leader import Leader
+from holdfast.coordination.follower.election import Election
+from holdfast.coordination.follower.follower import Follower
+from holdfast.coordination.follower.target_cells import TargetCells
+from holdfast.coordination.leader import save_targets
+from holdfast.coordination.leader.checkpoint_table import CheckpointEntry, CheckpointTable
+from holdfast.coordination.leader.durability import Durability
+from holdfast.coordination.leader.host_view import HostView
+from holdfast.coordination.leader.leader import Leader
+from holdfast.coordination.leader.mirror import Mirror
+from holdfast.coordination.leader.rank_census import RankCensus
 from holdfast.coordination.messages import TargetKind
-from holdfast.coordination.mirror import Mirror
-from holdfast.coordination.rank_census import RankCensus
-from holdfast.coordination.target_cells import TargetCells
+from holdfast.coordination.start.bootstrap import Bootstrap
 from holdfast.coordination.turn import Channel
 from holdfast.format.names import AttemptId, age_of
 
@@ -118,7 +118,7 @@ def count_parts_of_other_steps(patch: Patch) -> None:
 
 
 def drop_while_an_attempt_begins(patch: Patch) -> None:
-    from holdfast.coordination.host_inventory import HostInventory
+    from holdfast.coordination.follower.host_inventory import HostInventory
 
     work = HostInventory.run_due
     patch(HostInventory, "run_due", lambda self, turn, is_frozen: work(self, turn, False))
@@ -133,7 +133,7 @@ def keep_words_of_the_attempt_before(patch: Patch) -> None:
 
 
 def go_on_from_the_newest_committed(patch: Patch) -> None:
-    from holdfast.coordination import bootstrap
+    from holdfast.coordination.start import bootstrap
 
     def choose(states: Any, durable: Any, put_back: Any) -> Any:
         found = [c for c in durable.committed if c.step <= durable.limits.get(c.attempt, -1)]
@@ -143,7 +143,7 @@ def go_on_from_the_newest_committed(patch: Patch) -> None:
 
 
 def begin_before_all_hosts_have_reported(patch: Patch) -> None:
-    from holdfast.coordination import bootstrap
+    from holdfast.coordination.start import bootstrap
 
     gather = Bootstrap._gather
 

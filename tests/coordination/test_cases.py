@@ -9,7 +9,7 @@ import pytest
 
 from holdfast.coordination import effects as ef
 from holdfast.coordination import inputs as fa
-from holdfast.coordination.host_inventory import HostInventory
+from holdfast.coordination.follower.host_inventory import HostInventory
 from holdfast.coordination.messages import CheckpointStatus, Command, PullOrder, TargetKind
 from holdfast.coordination.settings import LEASE_RENEW_SECS, Settings
 from holdfast.coordination.turn import Turn

@@ -10,10 +10,10 @@ import random
 
 import pytest
 
-from holdfast.coordination.checkpoint_table import CheckpointTable, Recycling
 from holdfast.coordination.effects import Drop, ReportOutcome
-from holdfast.coordination.host_inventory import HostInventory
+from holdfast.coordination.follower.host_inventory import HostInventory
 from holdfast.coordination.inputs import PartSealed, Published
+from holdfast.coordination.leader.checkpoint_table import CheckpointTable, Recycling
 from holdfast.coordination.messages import CheckpointStatus, CheckpointVerdict, Command, Held
 from holdfast.coordination.settings import Settings
 from holdfast.coordination.turn import Turn

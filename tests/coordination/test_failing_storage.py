@@ -7,10 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from holdfast.coordination.checkpoint_table import CheckpointTable
-from holdfast.coordination.durability import Durability
 from holdfast.coordination.effects import Commit, ListDurable, Persist
-from holdfast.coordination.host_inventory import HostInventory
+from holdfast.coordination.follower.host_inventory import HostInventory
 from holdfast.coordination.inputs import (
     CommitFailed,
     PartSealed,
@@ -18,8 +16,10 @@ from holdfast.coordination.inputs import (
     Published,
     WriteFailed,
 )
+from holdfast.coordination.leader.checkpoint_table import CheckpointTable
+from holdfast.coordination.leader.durability import Durability
+from holdfast.coordination.leader.replica_placement import Ring
 from holdfast.coordination.messages import CheckpointStatus, Command, Held, WriteOrder
-from holdfast.coordination.replica_placement import Ring
 from holdfast.coordination.settings import TRIES_MAX, Settings
 from holdfast.coordination.turn import Turn
 from holdfast.format.names import NO_ATTEMPT, CheckpointId

@@ -11,10 +11,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.coordination.checkpoint_table import CheckpointTable, Recycling
 from holdfast.coordination.effects import GivenUp
-from holdfast.coordination.election import leader_of, term_above
+from holdfast.coordination.follower.election import leader_of, term_above
 from holdfast.coordination.inputs import DurableListed, Listed
+from holdfast.coordination.leader.checkpoint_table import CheckpointTable, Recycling
+from holdfast.coordination.leader.replica_placement import (
+    Ring,
+    assign_pulls,
+    failures_survived,
+    successors_of,
+)
+from holdfast.coordination.leadership import limits_after
 from holdfast.coordination.messages import (
     CheckpointStatus,
     Command,
@@ -27,20 +34,13 @@ from holdfast.coordination.messages import (
     encode_message,
 )
 from holdfast.coordination.rank_runs import count_in, ranks_in, runs_of
-from holdfast.coordination.replica_placement import (
-    Ring,
-    assign_pulls,
-    failures_survived,
-    successors_of,
-)
-from holdfast.coordination.restart_point import (
+from holdfast.coordination.settings import PAUSED_POLL_SECS_MAX, step_poll_secs
+from holdfast.coordination.start.restart_point import (
     UNKNOWN_REASON,
     choose_checkpoint,
     given_up,
-    limits_after,
     listed_though_deleted,
 )
-from holdfast.coordination.settings import PAUSED_POLL_SECS_MAX, step_poll_secs
 from holdfast.errors import InvalidArgumentError
 from holdfast.format.names import AttemptId, CheckpointId
 from tests.attempts import attempt_id, checkpoint_id

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from holdfast.coordination import durability
-from holdfast.coordination.leader import Leader
+from holdfast.coordination.leader import durability
+from holdfast.coordination.leader.leader import Leader
 from holdfast.coordination.messages import CheckpointStatus
 from holdfast.coordination.settings import Settings, heartbeat_for
 from tests.coordination.cases import make, reached, running, until

@@ -10,10 +10,10 @@ from holdfast.coordination.effects import (
     MirrorParts,
     ReportMirrored,
 )
+from holdfast.coordination.follower.mirror_parts import MirrorShare
 from holdfast.coordination.inputs import MirrorTarget, Published
+from holdfast.coordination.leader.mirror import PAUSE_SECS_MAX, STALL_SECS, Mirror
 from holdfast.coordination.messages import Mirrored, MirrorOrder
-from holdfast.coordination.mirror import PAUSE_SECS_MAX, STALL_SECS, Mirror
-from holdfast.coordination.mirror_parts import MirrorShare
 from holdfast.coordination.rank_runs import ranks_in, runs_of
 from holdfast.coordination.turn import Turn
 from holdfast.format.names import CheckpointId

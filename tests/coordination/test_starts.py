@@ -7,13 +7,13 @@ from copy import deepcopy
 
 import pytest
 
-from holdfast.coordination.bootstrap import Bootstrap
 from holdfast.coordination.effects import BeginAttempt, Effect, ListDurable
+from holdfast.coordination.follower.rank_group import RankGroup
 from holdfast.coordination.inputs import DurableListed, ListingFailed, Published
 from holdfast.coordination.messages import CheckpointStatus, TargetKind
-from holdfast.coordination.rank_group import RankGroup
-from holdfast.coordination.restart_point import UNKNOWN_REASON
 from holdfast.coordination.settings import LEASE_SECS, TRIES_MAX, Settings
+from holdfast.coordination.start.bootstrap import Bootstrap
+from holdfast.coordination.start.restart_point import UNKNOWN_REASON
 from holdfast.coordination.turn import AgentIdentity, Turn
 from holdfast.format.names import NO_ATTEMPT, CheckpointId
 from tests.coordination.cases import make, reached, running, until

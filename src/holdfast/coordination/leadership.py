@@ -1,4 +1,4 @@
-"""The attempt that a leader leads."""
+"""The attempt that a leader leads, and its timeline."""
 
 from __future__ import annotations
 
@@ -29,3 +29,14 @@ class Leadership:
     successors: tuple[str, ...]
     term: int = 0
     is_first: bool = True
+
+
+def limits_after(
+    limits: Mapping[AttemptId, int], attempt: AttemptId, origin: CheckpointId | None, step_max: int
+) -> dict[AttemptId, int]:
+    """Return the timeline once `attempt` has begun from `origin`: each attempt's last step."""
+    after = {attempt: step_max}
+    if origin is not None:
+        after.update({a: step for a, step in limits.items() if a < origin.attempt})
+        after[origin.attempt] = origin.step
+    return after

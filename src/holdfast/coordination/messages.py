@@ -26,6 +26,8 @@ MESSAGE_BYTES_MAX = 4 * 1024 * 1024
 NAME_CHARS_MAX = 255
 REASON_CHARS_MAX = 500
 SECS_MAX = 1e9
+DELETED = "it was deleted"
+"""The reason of a verdict on a checkpoint that was deleted."""
 NO_STEP = -1
 
 Name = Annotated[str, msgspec.Meta(max_length=NAME_CHARS_MAX)]

@@ -11,15 +11,15 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from holdfast.coordination import inputs
-from holdfast.coordination.bootstrap import Bootstrap, send_refused
 from holdfast.coordination.effects import Effect, GroupRefused
 from holdfast.coordination.inputs import Input, Published
-from holdfast.coordination.leader import Leader
+from holdfast.coordination.leader.leader import Leader
 from holdfast.coordination.leadership import Leadership
-from holdfast.coordination.lease import LeaseRenewal
 from holdfast.coordination.message_dispatch import receive
 from holdfast.coordination.node_view import NodeView, view_of
 from holdfast.coordination.roles import HostRoles
+from holdfast.coordination.start.bootstrap import Bootstrap, send_refused
+from holdfast.coordination.start.lease import LeaseRenewal
 from holdfast.coordination.survivability import Lead, survey
 from holdfast.coordination.turn import AgentIdentity, Turn
 from holdfast.format.names import NO_ATTEMPT, AttemptId

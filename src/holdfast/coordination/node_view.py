@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from holdfast.coordination.inputs import MirrorTarget
-from holdfast.coordination.leader import Leader
+from holdfast.coordination.leader.leader import Leader
 from holdfast.coordination.messages import COMPLETE_STATUSES, CheckpointStatus, Held, TargetKind
 from holdfast.coordination.roles import HostRoles
 from holdfast.format.names import NO_ATTEMPT, AttemptId, CheckpointId

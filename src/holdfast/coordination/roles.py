@@ -7,10 +7,10 @@ Invariants:
 
 from __future__ import annotations
 
-from holdfast.coordination.bootstrap import Bootstrap
-from holdfast.coordination.follower import Follower
-from holdfast.coordination.leader import Leader
+from holdfast.coordination.follower.follower import Follower
+from holdfast.coordination.leader.leader import Leader
 from holdfast.coordination.messages import Refusal
+from holdfast.coordination.start.bootstrap import Bootstrap
 from holdfast.coordination.turn import AgentIdentity, Turn
 from holdfast.format.names import AttemptId, CheckpointId
 

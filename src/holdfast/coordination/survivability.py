@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from holdfast.coordination.leader import Leader
+from holdfast.coordination.leader.leader import Leader
+from holdfast.coordination.leader.replica_placement import failures_survived
 from holdfast.coordination.messages import Count, Held, Name, Number, check_runs
 from holdfast.coordination.rank_runs import Runs, ranks_in, runs_of
-from holdfast.coordination.replica_placement import failures_survived
 from holdfast.format.names import AttemptId, CheckpointId
 
 KNOWN_MAX = 64

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from holdfast.coordination import effects
-from holdfast.coordination.checkpoint_table import DELETED
-from holdfast.coordination.messages import CheckpointStatus
+from holdfast.coordination.messages import DELETED, CheckpointStatus
 from holdfast.errors import ObjectNotFoundError
 from holdfast.format.names import CheckpointId
 from holdfast.host.tiers.retention import Retention

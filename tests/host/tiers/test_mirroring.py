@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from holdfast.coordination.mirror import PAUSE_SECS_MAX
+from holdfast.coordination.leader.mirror import PAUSE_SECS_MAX
 from holdfast.engine.lifecycle.attempts import AttemptStart, begin_attempt
 from holdfast.engine.lifecycle.catalog import list_checkpoints, read_manifests
 from holdfast.engine.lifecycle.commit import remove

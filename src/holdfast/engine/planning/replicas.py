@@ -3,7 +3,7 @@
 A rank of another domain that holds the same chunks as a part's rank can write them into its own
 host's RAM, byte for byte, at their offsets in that part's image. Only the part record and the
 chunks that no other rank holds cross the network. Where no rank can write such a replica, the whole
-part is fetched from its host (`holdfast.coordination.replica_placement`).
+part is fetched from its host (`holdfast.coordination.leader.replica_placement`).
 
 Every rank computes the same plan from the same view of the state, as with the owners.
 

@@ -1,8 +1,9 @@
 """Choose what is copied to the run's remote tier, and remove there what its policy does not keep.
 
 The agent that leads the run chooses a committed checkpoint by the tier's policy. The coordination
-has the hosts copy it, repeats what fails, and commits it there (`coordination.mirror`). Nothing
-waits for it. A failure is reported once, and the newest checkpoint that is due then is copied next.
+has the hosts copy it, repeats what fails, and commits it there (`coordination.leader.mirror`).
+Nothing waits for it. A failure is reported once, and the newest checkpoint that is due then is
+copied next.
 
 Invariants:
 - Preservation of the durable tier spares the checkpoints that are or will be copied.

@@ -19,8 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from holdfast.coordination import effects, inputs
-from holdfast.coordination.checkpoint_table import DELETED
-from holdfast.coordination.messages import CheckpointStatus
+from holdfast.coordination.messages import DELETED, CheckpointStatus
 from holdfast.engine.lifecycle.attempts import (
     attempt_numbers,
     mend_attempts,

@@ -16,10 +16,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 
-from holdfast.coordination.checkpoint_table import CheckpointEntry, CheckpointTable
 from holdfast.coordination.effects import Commit, ListDurable
 from holdfast.coordination.inputs import CommitFailed
-from holdfast.coordination.replica_placement import Ring, assign_pulls
+from holdfast.coordination.leader.checkpoint_table import CheckpointEntry, CheckpointTable
+from holdfast.coordination.leader.replica_placement import Ring, assign_pulls
 from holdfast.coordination.settings import TRIES_MAX, Settings
 from holdfast.coordination.turn import Turn
 from holdfast.format.names import STEP_MAX, CheckpointId

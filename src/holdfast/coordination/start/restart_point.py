@@ -189,14 +189,3 @@ def _found(
 
 def _counts(checkpoint: CheckpointId, limits: Mapping[AttemptId, int]) -> bool:
     return checkpoint.step <= limits.get(checkpoint.attempt, -1)
-
-
-def limits_after(
-    limits: Mapping[AttemptId, int], attempt: AttemptId, origin: CheckpointId | None, step_max: int
-) -> dict[AttemptId, int]:
-    """Return the timeline once `attempt` has begun from `origin`: each attempt's last step."""
-    after = {attempt: step_max}
-    if origin is not None:
-        after.update({a: step for a, step in limits.items() if a < origin.attempt})
-        after[origin.attempt] = origin.step
-    return after

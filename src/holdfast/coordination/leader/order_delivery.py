@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 
-from holdfast.coordination.election import term_above
-from holdfast.coordination.host_view import HostView
+from holdfast.coordination.follower.election import term_above
+from holdfast.coordination.leader.host_view import HostView
 from holdfast.coordination.leadership import Leadership
 from holdfast.coordination.messages import Command, Orders, Report
 from holdfast.coordination.turn import AgentIdentity, Turn

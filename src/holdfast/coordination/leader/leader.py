@@ -22,11 +22,21 @@ from functools import partial
 
 import msgspec
 
-from holdfast.coordination.checkpoint_table import CheckpointEntry, CheckpointTable, Recycling
-from holdfast.coordination.durability import Durability
 from holdfast.coordination.effects import HostHeard, HostSilent, Reached
-from holdfast.coordination.host_view import HostView
 from holdfast.coordination.inputs import DurableListed
+from holdfast.coordination.leader.checkpoint_table import (
+    CheckpointEntry,
+    CheckpointTable,
+    Recycling,
+)
+from holdfast.coordination.leader.durability import Durability
+from holdfast.coordination.leader.host_view import HostView
+from holdfast.coordination.leader.mirror import Mirror
+from holdfast.coordination.leader.order_delivery import OrderDelivery
+from holdfast.coordination.leader.protection_watch import ProtectionWatch
+from holdfast.coordination.leader.rank_census import RankCensus
+from holdfast.coordination.leader.replica_placement import Ring, successors_of
+from holdfast.coordination.leader.save_targets import Ranks, TargetAgreement
 from holdfast.coordination.leadership import Leadership
 from holdfast.coordination.messages import (
     NO_STEP,
@@ -39,13 +49,7 @@ from holdfast.coordination.messages import (
     Report,
     WriteOrder,
 )
-from holdfast.coordination.mirror import Mirror
-from holdfast.coordination.order_delivery import OrderDelivery
-from holdfast.coordination.protection_watch import ProtectionWatch
-from holdfast.coordination.rank_census import RankCensus
 from holdfast.coordination.rank_runs import ranks_in, runs_of
-from holdfast.coordination.replica_placement import Ring, successors_of
-from holdfast.coordination.save_targets import Ranks, TargetAgreement
 from holdfast.coordination.settings import (
     PRESERVED_MAX,
     QUIET_MAX,

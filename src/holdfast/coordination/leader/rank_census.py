@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from holdfast.coordination.host_view import HostView
+from holdfast.coordination.leader.host_view import HostView
 from holdfast.coordination.leadership import Leadership
 from holdfast.coordination.messages import NO_STEP, Ended, Held, HostState
 from holdfast.coordination.rank_runs import ranks_in, runs_of

@@ -32,6 +32,7 @@ from holdfast.coordination.effects import (
     ListDurable,
     ReadLease,
 )
+from holdfast.coordination.follower.rank_group import RankGroup
 from holdfast.coordination.inputs import (
     AttemptBegun,
     AttemptTaken,
@@ -42,8 +43,7 @@ from holdfast.coordination.inputs import (
     LeaseSeen,
     ListingFailed,
 )
-from holdfast.coordination.leadership import Leadership
-from holdfast.coordination.lease import LeaseVerdict, LeaseWatch
+from holdfast.coordination.leadership import Leadership, limits_after
 from holdfast.coordination.messages import (
     REASON_CHARS_MAX,
     Alive,
@@ -54,17 +54,16 @@ from holdfast.coordination.messages import (
     Report,
     WhoHolds,
 )
-from holdfast.coordination.rank_group import RankGroup
 from holdfast.coordination.rank_runs import count_in, ranks_in, ranks_text
-from holdfast.coordination.restart_point import (
+from holdfast.coordination.settings import LEASE_SECS, TRIES_MAX
+from holdfast.coordination.start.lease import LeaseVerdict, LeaseWatch
+from holdfast.coordination.start.restart_point import (
     choose_checkpoint,
     given_up,
-    limits_after,
     listed_though_deleted,
     newest_begun,
     unrecorded,
 )
-from holdfast.coordination.settings import LEASE_SECS, TRIES_MAX
 from holdfast.coordination.turn import AgentIdentity, Turn
 from holdfast.format.names import NO_ATTEMPT, STEP_MAX, AttemptId, CheckpointId
 

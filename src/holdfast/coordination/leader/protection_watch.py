@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from holdfast.coordination.checkpoint_table import CheckpointTable
 from holdfast.coordination.effects import ProtectionLate
+from holdfast.coordination.leader.checkpoint_table import CheckpointTable
 from holdfast.coordination.settings import Settings
 from holdfast.coordination.turn import Turn
 from holdfast.format.names import CheckpointId

@@ -18,12 +18,10 @@ import enum
 from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
 
-from holdfast.coordination.messages import CheckpointStatus, CheckpointVerdict, Held
+from holdfast.coordination.messages import DELETED, CheckpointStatus, CheckpointVerdict, Held
 from holdfast.coordination.rank_runs import ranks_in
 from holdfast.coordination.settings import OUTCOMES_MAX
 from holdfast.format.names import NO_AGE, STEP_MAX, Age, AttemptId, CheckpointId, age_of
-
-DELETED = "it was deleted"
 
 
 class Recycling(enum.Enum):

@@ -19,8 +19,11 @@ from holdfast.coordination.effects import (
     LeaderChanged,
     RanksEnded,
 )
-from holdfast.coordination.election import Election, leader_of
-from holdfast.coordination.host_inventory import HostInventory
+from holdfast.coordination.follower.election import Election, leader_of
+from holdfast.coordination.follower.host_inventory import HostInventory
+from holdfast.coordination.follower.mirror_parts import MirrorShare
+from holdfast.coordination.follower.rank_group import RankGroup, found_group, joined_group
+from holdfast.coordination.follower.target_cells import TargetCells
 from holdfast.coordination.inputs import (
     BranchWanted,
     CopiesOffered,
@@ -34,7 +37,7 @@ from holdfast.coordination.inputs import (
     RankLost,
     TargetWritten,
 )
-from holdfast.coordination.leadership import Leadership
+from holdfast.coordination.leadership import Leadership, limits_after
 from holdfast.coordination.messages import (
     NO_STEP,
     BranchWish,
@@ -48,12 +51,8 @@ from holdfast.coordination.messages import (
     Report,
     TargetKind,
 )
-from holdfast.coordination.mirror_parts import MirrorShare
-from holdfast.coordination.rank_group import RankGroup, found_group, joined_group
 from holdfast.coordination.rank_runs import ranks_in, runs_of
-from holdfast.coordination.restart_point import limits_after
 from holdfast.coordination.settings import DELETED_MAX, step_poll_secs
-from holdfast.coordination.target_cells import TargetCells
 from holdfast.coordination.turn import AgentIdentity, Channel, Turn
 from holdfast.format.names import NO_ATTEMPT, STEP_MAX, AttemptId, CheckpointId
 
