@@ -25,10 +25,10 @@ from holdfast import CheckpointManager, open_run
 from holdfast.clock import SystemClock
 from holdfast.engine.reading.restore import REMOTE_THREAD_COUNT
 from holdfast.engine.reading.spans import SPAN_SIZE_MAX_BYTES
-from holdfast.store.bucket import PART_SIZE_MIN_BYTES, BucketStore
+from holdfast.store.bucket.bucket import PART_SIZE_MIN_BYTES, BucketStore
+from holdfast.store.bucket.object_service import connect
+from holdfast.store.bucket.upload_pace import PARTS_AT_ONCE
 from holdfast.store.location import RunLocation
-from holdfast.store.object_service import connect
-from holdfast.store.upload_pace import PARTS_AT_ONCE
 
 GB = 10**9
 RESTORES = 3

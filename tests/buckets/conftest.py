@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.store.object_service import connect
+from holdfast.store.bucket.object_service import connect
 from tests.buckets import azure_server, gcs_server, moto_server
 from tests.buckets.fault_proxy import FaultProxy, running_proxy
 from tests.buckets.s3_server import BUCKET, S3Server, program, running_server

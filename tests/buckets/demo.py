@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 
 from holdfast.cli.main import main
-from holdfast.store.object_service import connect
+from holdfast.store.bucket.object_service import connect
 from tests.buckets.s3_server import BUCKET, program, running_server
 
 

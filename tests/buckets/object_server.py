@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 from holdfast.clock import Clock, SystemClock
 from holdfast.errors import HoldfastError, ObjectNotFoundError, StorageError
 from holdfast.format.digests import Buffer
-from holdfast.store.bucket import (
+from holdfast.store.bucket.bucket import (
     DELETIONS_MAX,
     TRIES_MAX,
     Bucket,

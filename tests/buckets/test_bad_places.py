@@ -24,8 +24,8 @@ from holdfast.errors import (
     StorageError,
     StorageRefusedError,
 )
+from holdfast.store.bucket.object_service import connect
 from holdfast.store.location import open_durable
-from holdfast.store.object_service import connect
 from tests.buckets.fault_proxy import FaultProxy
 from tests.buckets.s3_server import free_ports
 from tests.hosts import Host

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from holdfast import CheckpointManager
-from holdfast.store.bucket import PART_COUNT_MAX, PART_SIZE_MIN_BYTES
+from holdfast.store.bucket.bucket import PART_COUNT_MAX, PART_SIZE_MIN_BYTES
 from tests.buckets.fault_proxy import FaultProxy, Request
 from tests.hosts import Host
 

@@ -19,8 +19,8 @@ from holdfast.errors import (
     SaveFailedError,
     StorageRefusedError,
 )
-from holdfast.store import aws_profile
-from holdfast.store.aws_profile import profile_credentials
+from holdfast.store.bucket import aws_profile
+from holdfast.store.bucket.aws_profile import profile_credentials
 from holdfast.store.location import open_durable
 from tests.buckets.fault_proxy import REFUSALS, FaultProxy
 from tests.buckets.s3_server import ACCESS_KEY, SECRET_KEY
@@ -203,8 +203,8 @@ def test_credentials_are_in_no_error(
     monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "account")
     monkeypatch.setenv("AZURE_STORAGE_SAS_TOKEN", f"sv=2021-08-06&sig={MARKER}")
     monkeypatch.setenv("AZURE_ALLOW_HTTP", "true")
-    monkeypatch.setattr("holdfast.store.bucket.TRIES_MAX", 1)
-    monkeypatch.setattr("holdfast.store.object_service.PART_RETRY_SECS", 1)
+    monkeypatch.setattr("holdfast.store.bucket.bucket.TRIES_MAX", 1)
+    monkeypatch.setattr("holdfast.store.bucket.object_service.PART_RETRY_SECS", 1)
     for place in places:
         monkeypatch.setenv("AWS_ENDPOINT_URL", place)
         monkeypatch.setenv("AZURE_STORAGE_ENDPOINT", place)

@@ -14,7 +14,7 @@ from holdfast.clock import SystemClock
 from holdfast.format.names import EVENTS
 from holdfast.observe.events.reader import EventReader
 from holdfast.observe.events.schema import CheckpointCommitted, Event
-from holdfast.store.bucket import BucketStore
+from holdfast.store.bucket.bucket import BucketStore
 from holdfast.store.location import open_durable
 from tests.buckets.s3_server import SECRET_KEY
 from tests.buckets.test_runs import run_command, state_of, train
@@ -110,7 +110,7 @@ def test_a_host_without_the_bucket_reads_its_own_events_and_says_why(
     train(url, 1)
     run_command("stop", url)
     home = open_durable(url, SystemClock()).home
-    monkeypatch.setattr("holdfast.store.bucket.TRIES_MAX", 1)
+    monkeypatch.setattr("holdfast.store.bucket.bucket.TRIES_MAX", 1)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
     first, *events = EventReader(home).read()
     assert "refuses the credentials" in first.reason

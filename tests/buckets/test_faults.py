@@ -216,8 +216,8 @@ def test_a_server_killed_in_the_middle_of_an_upload_loses_nothing_acknowledged(
 def test_a_service_that_does_not_answer_is_an_error_in_bounded_time(
     proxy: FaultProxy, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("holdfast.store.object_service.REQUEST_SECS", 1)
-    monkeypatch.setattr("holdfast.store.bucket.TRIES_MAX", 2)
+    monkeypatch.setattr("holdfast.store.bucket.object_service.REQUEST_SECS", 1)
+    monkeypatch.setattr("holdfast.store.bucket.bucket.TRIES_MAX", 2)
     proxy.choose = lambda request: "silent"
     store = open_durable(url, SystemClock())
     with pytest.raises(StorageError, match="read"):

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.store.object_service import connect
+from holdfast.store.bucket.object_service import connect
 from tests.buckets import killed_run
 from tests.buckets.fault_proxy import FaultProxy, Request, running_proxy
 from tests.buckets.s3_server import BUCKET, S3Server, running_server

@@ -18,12 +18,10 @@ import pytest
 
 from holdfast.clock import SystemClock
 from holdfast.errors import StorageError, StorageRefusedError, StorageThrottledError
-from holdfast.store import upload_pace
-from holdfast.store.bucket import THROTTLED_SECS, TRIES_MAX, BucketStore, Outage, Tries
-from holdfast.store.contract import InMemory
-from holdfast.store.location import RunLocation
-from holdfast.store.object_service import connect
-from holdfast.store.upload_pace import (
+from holdfast.store.bucket import upload_pace
+from holdfast.store.bucket.bucket import THROTTLED_SECS, TRIES_MAX, BucketStore, Outage, Tries
+from holdfast.store.bucket.object_service import connect
+from holdfast.store.bucket.upload_pace import (
     PARTS_AT_ONCE,
     PAUSE_MAX_SECS,
     SLOW_FACTOR,
@@ -32,6 +30,8 @@ from holdfast.store.upload_pace import (
     longest_delay_secs,
     run_delays,
 )
+from holdfast.store.contract import InMemory
+from holdfast.store.location import RunLocation
 from tests.buckets.fault_proxy import FaultProxy, Request, seeded
 from tests.buckets.object_server import ObjectServer
 from tests.buckets.test_faults import saved_steps

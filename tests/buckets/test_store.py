@@ -9,9 +9,9 @@ import pytest
 
 from holdfast.clock import SystemClock
 from holdfast.errors import ObjectNotFoundError, StorageRefusedError
-from holdfast.store.bucket import BucketStore
+from holdfast.store.bucket.bucket import BucketStore
+from holdfast.store.bucket.object_service import connect
 from holdfast.store.contract import Store
-from holdfast.store.object_service import connect
 from holdfast.testing.store_suite import StoreSuite
 from tests.buckets.object_server import ObjectServer, Trouble, open_bucket
 

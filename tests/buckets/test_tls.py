@@ -13,7 +13,7 @@ import pytest
 from holdfast import CheckpointManager
 from holdfast.clock import SystemClock
 from holdfast.errors import StorageError, StorageRefusedError
-from holdfast.store.bucket import PART_SIZE_MIN_BYTES
+from holdfast.store.bucket.bucket import PART_SIZE_MIN_BYTES
 from holdfast.store.location import RunLocation, open_durable
 from holdfast.store.unfinished_uploads import UnfinishedUploads
 from tests.buckets.fault_proxy import FaultProxy

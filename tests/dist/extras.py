@@ -42,7 +42,7 @@ os.environ |= {"AWS_ENDPOINT_URL": "http://127.0.0.1:9", "AWS_ALLOW_HTTP": "true
 os.environ |= {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b", "AWS_REGION": "us-east-1"}
 """
 AWS = """
-from holdfast.store.aws_profile import ProfileCredentials
+from holdfast.store.bucket.aws_profile import ProfileCredentials
 
 ProfileCredentials("read a profile")
 """

@@ -16,7 +16,7 @@ from holdfast.engine.lifecycle.run import create_run, mend_run, read_run, read_r
 from holdfast.format.names import RUN_FILE
 from holdfast.format.records import RunPlace, RunRecord
 from holdfast.store.disk import DiskStore
-from holdfast.store.mounts import file_system_type, has_lasting_inodes
+from holdfast.store.files.mounts import file_system_type, has_lasting_inodes
 from tests.attempts import attempt_id
 from tests.engine.making import TIME, begin
 from tests.store.places import mounted

@@ -18,7 +18,7 @@ import holdfast
 from holdfast import errors
 from holdfast.building import directory as building_directory
 from holdfast.clock import SystemClock
-from holdfast.store import renames
+from holdfast.store.files import renames
 from holdfast.trainer.run import Run
 from tests.hosts import Host
 

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from holdfast.clock import Clock, SystemClock
-from holdfast.store.file_system import LOCAL, FileSystem
+from holdfast.store.files.file_system import LOCAL, FileSystem
 
 READS = frozenset({"read"})
 BYTES = frozenset({"write", "fill", "truncate", "allocate", "sync"})

@@ -5,7 +5,7 @@ a crash can lose: nodes (files and folders) separately from their names, bytes s
 sizes, and which of them were synced. `tests.store.crash_states` computes from this `Log` the
 states that a crash can leave.
 
-Example, for a store of your own that takes a `holdfast.store.file_system.FileSystem`:
+Example, for a store of your own that takes a `holdfast.store.files.file_system.FileSystem`:
 
     recorder = RecordingFileSystem({"disk": root})
     recorder.make_folder(root / "run")
@@ -33,7 +33,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from holdfast.store.file_system import LOCAL, FileSystem
+from holdfast.store.files.file_system import LOCAL, FileSystem
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,7 +20,7 @@ from holdfast.store.direct_io import (
     DirectReader,
 )
 from holdfast.store.disk import DiskStore
-from holdfast.store.file_system import LocalFileSystem
+from holdfast.store.files.file_system import LocalFileSystem
 from holdfast.testing.store_bytes import content
 from tests.store.failing_files import FailingFileSystem, FailurePlan, Fault
 from tests.store.places import mounted, open_disk, open_disk_directly

@@ -23,8 +23,8 @@ from holdfast.errors import (
 )
 from holdfast.store import object_folder
 from holdfast.store.disk import DiskStore
-from holdfast.store.file_system import LocalFileSystem
-from holdfast.store.free_names import UNFINISHED
+from holdfast.store.files.file_system import LocalFileSystem
+from holdfast.store.files.free_names import UNFINISHED
 from holdfast.store.object_folder import make_folder
 from holdfast.testing.block_source import BlockSource, SourceFailedError, fail
 from tests.engine.making import memory_folder

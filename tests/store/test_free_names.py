@@ -14,10 +14,10 @@ import pytest
 
 from holdfast.clock import SystemClock
 from holdfast.errors import ObjectNotFoundError, StorageError
-from holdfast.store import free_names
 from holdfast.store.disk import DiskStore
-from holdfast.store.file_system import LocalFileSystem
-from holdfast.store.free_names import CLAIM_SECS, WAIT_SECS
+from holdfast.store.files import free_names
+from holdfast.store.files.file_system import LocalFileSystem
+from holdfast.store.files.free_names import CLAIM_SECS, WAIT_SECS
 from tests.engine.making import memory_folder
 from tests.store.crash_states import deaths, materialise, power_losses
 from tests.store.recording import RecordingFileSystem

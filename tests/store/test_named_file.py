@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.errors import InvalidArgumentError, StorageError
-from holdfast.store.named_file import check_file_name, new_content
+from holdfast.store.files.named_file import check_file_name, new_content
 
 
 def write(path: Path, content: bytes = b"new") -> None:
@@ -80,7 +80,7 @@ def test_a_directory_and_a_name_in_none_are_refused_by_name(tmp_path: Path) -> N
 def test_the_output_of_the_process_gets_the_content_in_its_place(tmp_path: Path) -> None:
     program = (
         "from pathlib import Path\n"
-        "from holdfast.store.named_file import new_content\n"
+        "from holdfast.store.files.named_file import new_content\n"
         "print('before')\n"
         "with new_content(Path('/dev/stdout'), 'write') as file: file.write(b'content\\n')\n"
         "print('after')\n"

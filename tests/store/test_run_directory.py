@@ -14,7 +14,7 @@ from holdfast.clock import SystemClock
 from holdfast.errors import StorageError
 from holdfast.store.contract import REMOTE
 from holdfast.store.disk import DiskStore
-from holdfast.store.file_system import LocalFileSystem
+from holdfast.store.files.file_system import LocalFileSystem
 from holdfast.store.run_directory import RunDirectory
 from tests.store.places import mounted
 

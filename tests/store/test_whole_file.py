@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.clock import SystemClock
-from holdfast.store.whole_file import create_file, replace_file, replacing
+from holdfast.store.files.whole_file import create_file, replace_file, replacing
 
 WRITERS = 4
 

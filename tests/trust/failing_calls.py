@@ -41,7 +41,7 @@ from holdfast.format.names import (
 from holdfast.format.records import CheckpointSpec, Container
 from holdfast.store.contract import Store
 from holdfast.store.disk import DiskStore
-from holdfast.store.file_system import LOCAL, FileSystem
+from holdfast.store.files.file_system import LOCAL, FileSystem
 from holdfast.store.ram import RamStore
 from holdfast.store.slots import SLOTS, SlotPool
 from tests.attempts import attempt_id, checkpoint_id

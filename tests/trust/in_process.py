@@ -44,7 +44,7 @@ from holdfast.policy import preservation_evaluation
 from holdfast.policy.preservation_policy import LatestN, PreservationPolicy
 from holdfast.store.contract import Store
 from holdfast.store.disk import DiskStore
-from holdfast.store.file_system import LOCAL, FileSystem
+from holdfast.store.files.file_system import LOCAL, FileSystem
 from holdfast.store.ram import RamStore
 from tests.engine.reusing import images_reusing, link_images
 

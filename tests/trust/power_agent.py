@@ -10,7 +10,7 @@ import stat
 import sys
 
 from holdfast.host import process
-from holdfast.store.file_system import LocalFileSystem
+from holdfast.store.files.file_system import LocalFileSystem
 
 
 class NotSynced(LocalFileSystem):

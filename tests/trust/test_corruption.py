@@ -29,7 +29,7 @@ from holdfast.engine.reading.run import ReadableRun
 from holdfast.engine.reading.view import view_of
 from holdfast.format.names import CheckpointId, manifest_key
 from holdfast.store.disk import DiskStore
-from holdfast.store.file_system import LocalFileSystem
+from holdfast.store.files.file_system import LocalFileSystem
 from holdfast.store.location import RunLocation
 from holdfast.store.ram import RamStore
 from holdfast.trainer.opening.run_access import read_damaged

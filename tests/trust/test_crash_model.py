@@ -12,7 +12,7 @@ import pytest
 
 from holdfast.clock import SystemClock
 from holdfast.store.disk import DiskStore
-from holdfast.store.file_system import LOCAL, FileSystem
+from holdfast.store.files.file_system import LOCAL, FileSystem
 from tests.engine.making import memory_folder
 from tests.store import recording
 from tests.store.crash_states import (

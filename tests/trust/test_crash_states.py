@@ -23,7 +23,7 @@ from holdfast.errors import HoldfastError
 from holdfast.format.names import AttemptId, CheckpointId, checkpoint_name
 from holdfast.policy.preservation_policy import LatestN
 from holdfast.store.disk import DiskStore
-from holdfast.store.file_system import LocalFileSystem
+from holdfast.store.files.file_system import LocalFileSystem
 from holdfast.trainer.opening.opening import open_run
 from holdfast.trainer.ranks.rendezvous import Rendezvous
 from tests.engine.making import memory_folder

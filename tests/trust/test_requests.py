@@ -39,7 +39,7 @@ from holdfast.policy import (
     save_evaluation,
 )
 from holdfast.policy.save_decision_policy import FixedIntervalPolicy
-from holdfast.store.bucket import BucketStore
+from holdfast.store.bucket.bucket import BucketStore
 from holdfast.store.contract import REMOTE
 from holdfast.store.durable import DurableStore
 from tests.buckets.object_server import ObjectServer, Plan, Trouble, no_trouble, troubles

@@ -25,7 +25,7 @@ from holdfast.building.parts import (
     WrittenPart,
     forms_grid,
 )
-from holdfast.store.named_file import check_file_name, new_content
+from holdfast.store.files.named_file import check_file_name, new_content
 
 __all__ = [
     "STEP",

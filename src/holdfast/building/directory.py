@@ -48,10 +48,10 @@ from holdfast.format.names import (
 from holdfast.format.records import RunPlace
 from holdfast.local_agent.place import host_name
 from holdfast.store.disk import DiskStore
-from holdfast.store.file_system import LOCAL
-from holdfast.store.free_names import UNFINISHED
+from holdfast.store.files.file_system import LOCAL
+from holdfast.store.files.free_names import UNFINISHED
+from holdfast.store.files.renames import exchange, rename_to_new
 from holdfast.store.location import RunLocation
-from holdfast.store.renames import exchange, rename_to_new
 
 SAVED = CheckpointId(0, AttemptId(1, "0" * TOKEN_CHARS))
 """The only checkpoint of a saved state; its names do not depend on chance."""

@@ -23,7 +23,7 @@ from holdfast.observe.reports.words import (
     goodput_text,
     share_text,
 )
-from holdfast.store.named_file import check_file_name
+from holdfast.store.files.named_file import check_file_name
 from holdfast.trainer.opening.run_access import events_of, read_only
 
 BAR_CHARS = 40

@@ -32,7 +32,7 @@ from holdfast.host.wire.config import AgentConfig
 from holdfast.local_agent.detached_process import ALREADY_RUNNING
 from holdfast.local_agent.place import SOCKET, locked_place
 from holdfast.observe.events.schema import AgentLeft, AgentStarted
-from holdfast.store.file_system import LOCAL, FileSystem
+from holdfast.store.files.file_system import LOCAL, FileSystem
 from holdfast.store.location import RunLocation
 from holdfast.store.run_directory import RunDirectory
 

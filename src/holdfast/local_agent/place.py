@@ -36,9 +36,9 @@ from pathlib import Path
 from holdfast import launchers
 from holdfast.environment import HOST_VARIABLE, RAM_VARIABLE
 from holdfast.errors import StorageError
-from holdfast.store.file_lock import is_file_locked as is_file_locked
-from holdfast.store.memory_limit import memory_left_bytes as memory_left_bytes
-from holdfast.store.whole_file import replace_file as replace_file
+from holdfast.store.files.file_lock import is_file_locked as is_file_locked
+from holdfast.store.files.memory_limit import memory_left_bytes as memory_left_bytes
+from holdfast.store.files.whole_file import replace_file as replace_file
 
 LOCK = "agent.lock"
 SOCKET = "agent.sock"

@@ -19,7 +19,7 @@ from holdfast.clock import SystemClock
 from holdfast.errors import InvalidArgumentError, StorageError
 from holdfast.peers.tls import PeerTls
 from holdfast.peers.wire import check_token
-from holdfast.store.whole_file import create_file, replacing, sync
+from holdfast.store.files.whole_file import create_file, replacing, sync
 
 LOOPBACK = "127.0.0.1"
 TOKEN_FILE_SIZE_MAX_BYTES = 4096

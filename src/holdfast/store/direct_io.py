@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from holdfast.errors import translated
-from holdfast.store.file_system import FileSystem
+from holdfast.store.files.file_system import FileSystem
 from holdfast.store.object_folder import FileReader
 
 ALIGNMENT_BYTES = 4096

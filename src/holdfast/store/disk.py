@@ -49,9 +49,9 @@ from holdfast.store.direct_io import (
     address,
     open_directly,
 )
-from holdfast.store.file_system import LOCAL, FileSystem
+from holdfast.store.files.file_system import LOCAL, FileSystem
+from holdfast.store.files.free_names import UNFINISHED
 from holdfast.store.fleeting_files import FleetingFiles
-from holdfast.store.free_names import UNFINISHED
 from holdfast.store.object_folder import ObjectFolder, make_folder
 from holdfast.store.run_directory import RunDirectory, check_link
 

@@ -14,10 +14,10 @@ from holdfast.clock import Clock
 from holdfast.errors import ObjectNotFoundError, translated
 from holdfast.store.contract import StoredObject
 from holdfast.store.durable import TimedObject
-from holdfast.store.file_system import LOCAL
+from holdfast.store.files.file_system import LOCAL
+from holdfast.store.files.whole_file import beside
 from holdfast.store.object_folder import ObjectFolder
 from holdfast.store.run_directory import RunDirectory
-from holdfast.store.whole_file import beside
 
 
 class FleetingFiles:

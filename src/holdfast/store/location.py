@@ -23,11 +23,11 @@ from holdfast.clock import Clock
 from holdfast.environment import STATE_VARIABLE
 from holdfast.errors import InvalidArgumentError, StorageError
 from holdfast.format.names import EVENTS, RUN_FILE
-from holdfast.store.bucket_home import BucketHome
+from holdfast.store.bucket.bucket_home import BucketHome
 from holdfast.store.contract import DURABLE
 from holdfast.store.disk import DiskStore
 from holdfast.store.durable import DurableStore, RunHome
-from holdfast.store.file_system import LOCAL, FileSystem
+from holdfast.store.files.file_system import LOCAL, FileSystem
 from holdfast.store.run_directory import RunDirectory
 
 _URL = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*)://(?P<rest>.*)", re.DOTALL)
@@ -198,8 +198,8 @@ def open_durable(
     location = RunLocation(where if isinstance(where, str) else where.location_text)
     if location.is_url:
         # Only a run in a bucket needs them.
-        from holdfast.store.bucket import BucketStore
-        from holdfast.store.object_service import connect
+        from holdfast.store.bucket.bucket import BucketStore
+        from holdfast.store.bucket.object_service import connect
 
         bucket, prefix = location.bucket_and_prefix()
         home = BucketHome(location.text, location.folder)

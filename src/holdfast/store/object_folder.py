@@ -27,9 +27,9 @@ from holdfast.errors import (
 )
 from holdfast.format.sealed import RECORD_SIZE_MAX_BYTES
 from holdfast.store.contract import StoredObject, check_key
-from holdfast.store.file_system import FileSystem
-from holdfast.store.free_names import UNFINISHED, take_name
-from holdfast.store.whole_file import beside, renamed
+from holdfast.store.files.file_system import FileSystem
+from holdfast.store.files.free_names import UNFINISHED, take_name
+from holdfast.store.files.whole_file import beside, renamed
 
 TRIES_MAX = 100
 DEPTH_MAX = 50

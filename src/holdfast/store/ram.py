@@ -23,8 +23,8 @@ from holdfast.clock import Clock
 from holdfast.errors import HoldfastError, InvalidArgumentError, StorageError, translated
 from holdfast.format.digests import Buffer
 from holdfast.store.contract import Source, Store, StoredObject, exact_blocks, read_each, source_of
-from holdfast.store.file_system import LOCAL, FileSystem
-from holdfast.store.mappings import ReadMappings
+from holdfast.store.files.file_system import LOCAL, FileSystem
+from holdfast.store.files.mappings import ReadMappings
 from holdfast.store.object_folder import FileReader, ObjectFolder
 from holdfast.store.slots import SLOTS
 

@@ -26,7 +26,7 @@ from pathlib import Path
 
 from holdfast.errors import StorageError
 from holdfast.format.records import RunPlace
-from holdfast.store.mounts import has_lasting_inodes
+from holdfast.store.files.mounts import has_lasting_inodes
 
 _DELETED = " (deleted)"
 _MISSING = (errno.ENOENT, errno.ENOTDIR, errno.ESTALE)

@@ -24,8 +24,8 @@ from pathlib import Path
 
 from holdfast.clock import Clock
 from holdfast.errors import OutOfSpaceError, translated
-from holdfast.store.file_system import LOCAL, FileSystem
-from holdfast.store.memory_limit import memory_left_bytes
+from holdfast.store.files.file_system import LOCAL, FileSystem
+from holdfast.store.files.memory_limit import memory_left_bytes
 from holdfast.store.object_folder import make_folder
 
 SLOTS = "slots"

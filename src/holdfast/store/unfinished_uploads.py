@@ -13,7 +13,7 @@ from datetime import datetime
 from typing import Any, NamedTuple
 
 from holdfast.errors import InvalidArgumentError, StorageError
-from holdfast.store.aws_profile import EXTRA
+from holdfast.store.bucket.aws_profile import EXTRA
 from holdfast.store.location import RunLocation
 
 CONNECT_SECS = 5

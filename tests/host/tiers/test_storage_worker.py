@@ -31,7 +31,7 @@ from holdfast.observe.events.uploaded_segments import SegmentUploads
 from holdfast.peers.address import PeerAddress
 from holdfast.peers.directory import PeerDirectory
 from holdfast.peers.store import PeerStore
-from holdfast.store.file_system import LOCAL
+from holdfast.store.files.file_system import LOCAL
 from tests.attempts import attempt_id
 from tests.engine.making import RUN_ID, TIME, Made, memory_folder
 

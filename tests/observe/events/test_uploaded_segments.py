@@ -18,8 +18,8 @@ from holdfast.observe.events.uploaded_segments import (
     origin_of,
     uploads_for,
 )
-from holdfast.store.bucket import BucketStore
-from holdfast.store.bucket_home import BucketHome
+from holdfast.store.bucket.bucket import BucketStore
+from holdfast.store.bucket.bucket_home import BucketHome
 from holdfast.store.location import RunLocation, open_durable
 from tests.buckets.object_server import ObjectServer, Trouble
 from tests.trust.in_process import StepClock

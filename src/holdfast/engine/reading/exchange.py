@@ -34,8 +34,8 @@ from holdfast.engine.reading.spans import SharedRange, Span
 from holdfast.errors import StorageError
 from holdfast.format.names import EXCHANGE
 from holdfast.store.contract import ReadableStore
-from holdfast.store.file_lock import is_file_locked
-from holdfast.store.memory_limit import memory_left_bytes
+from holdfast.store.files.file_lock import is_file_locked
+from holdfast.store.files.memory_limit import memory_left_bytes
 
 STALL_SECS = 120.0
 """A partner that gives or takes nothing for so long is not waited for any more."""

@@ -20,7 +20,7 @@ from holdfast.policy import preservation_policy, save_decision_policy
 from holdfast.policy.vouching import VouchedStep, preserving
 from holdfast.store.contract import REMOTE
 from holdfast.store.durable import DurableStore
-from holdfast.store.file_system import FileSystem
+from holdfast.store.files.file_system import FileSystem
 from holdfast.store.location import open_durable
 
 REMOTE_ADVICE = "training goes on in the directory; the next start needs another remote tier"

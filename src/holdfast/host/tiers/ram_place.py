@@ -18,8 +18,8 @@ from holdfast.engine.lifecycle.catalog import list_checkpoints
 from holdfast.format.json_codec import decode
 from holdfast.format.names import CheckpointId, age_of
 from holdfast.store.durable import RunHome
+from holdfast.store.files.whole_file import replace_file
 from holdfast.store.ram import RamStore
-from holdfast.store.whole_file import replace_file
 
 PLACE = "place"
 NAMED_MAX = 10

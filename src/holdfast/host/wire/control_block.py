@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from holdfast.coordination.messages import TargetKind
-from holdfast.store.whole_file import replace_file
+from holdfast.store.files.whole_file import replace_file
 
 NEVER = 2**62
 """A target that no step reaches."""

@@ -17,7 +17,7 @@ import psutil
 from holdfast.format.json_codec import decode
 from holdfast.format.names import NO_ATTEMPT, AttemptId, CheckpointId
 from holdfast.host.wire.control_block import SEAT_COUNT
-from holdfast.store.whole_file import replace_file
+from holdfast.store.files.whole_file import replace_file
 
 log = logging.getLogger(__name__)
 

@@ -41,8 +41,8 @@ from holdfast.observe.events.segments import (
 )
 from holdfast.store.contract import ReadableStore, Store
 from holdfast.store.durable import DurableStore, RunHome
+from holdfast.store.files.whole_file import create_file, replace_file
 from holdfast.store.location import RunLocation
-from holdfast.store.whole_file import create_file, replace_file
 
 UPLOAD_SECS = 60.0
 UPLOAD_BYTES_PER_SEC = 8192

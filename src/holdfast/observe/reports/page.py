@@ -28,7 +28,7 @@ from holdfast.observe.reports.words import (
     share_text,
 )
 from holdfast.quantities import size_text
-from holdfast.store.named_file import new_content
+from holdfast.store.files.named_file import new_content
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 

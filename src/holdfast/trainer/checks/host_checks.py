@@ -22,8 +22,8 @@ from holdfast.launchers import launched
 from holdfast.local_agent.place import host_name, make_root, roots
 from holdfast.peers.config import LOOPBACK, listen
 from holdfast.quantities import size_text
-from holdfast.store.memory_limit import memory_left_bytes
-from holdfast.store.mounts import file_system_type, is_hidden_from_first_process
+from holdfast.store.files.memory_limit import memory_left_bytes
+from holdfast.store.files.mounts import file_system_type, is_hidden_from_first_process
 from holdfast.trainer.checks.check_results import CheckResult, failed, noted, passed, warned
 from holdfast.trainer.ranks.topology import checked_host
 

@@ -22,8 +22,8 @@ from holdfast.format.names import LEASES
 from holdfast.quantities import size_text
 from holdfast.store.direct_io import ALIGNMENT_BYTES
 from holdfast.store.durable import DurableStore
+from holdfast.store.files.mounts import file_system_type, has_lasting_inodes
 from holdfast.store.location import RunLocation, open_durable
-from holdfast.store.mounts import file_system_type, has_lasting_inodes
 from holdfast.trainer.checks.check_results import (
     CheckResult,
     Severity,

@@ -16,7 +16,7 @@ import os
 from pathlib import Path
 from typing import Protocol
 
-from holdfast.store.renames import rename_to_new
+from holdfast.store.files.renames import rename_to_new
 
 RELEASE_SIZE_BYTES = 128 * 1024
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from holdfast.errors import InvalidArgumentError, StorageError
-from holdfast.store.whole_file import replacing, sync
+from holdfast.store.files.whole_file import replacing, sync
 
 NEW_FILE_MODE = 0o644
 

@@ -44,7 +44,8 @@ from holdfast.format.digests import Buffer
 from holdfast.format.names import LEASES
 from holdfast.format.sealed import RECORD_SIZE_MAX_BYTES
 from holdfast.quantities import secs_text
-from holdfast.store.bucket_home import BucketHome, FleetingObjects, removed_after
+from holdfast.store.bucket.bucket_home import BucketHome, FleetingObjects, removed_after
+from holdfast.store.bucket.upload_pace import UploadPace
 from holdfast.store.contract import (
     DURABLE,
     REMOTE,
@@ -57,7 +58,6 @@ from holdfast.store.contract import (
     read_each,
     source_of,
 )
-from holdfast.store.upload_pace import UploadPace
 
 PART_SIZE_MIN_BYTES = 16 * 1024 * 1024
 PART_COUNT_MAX = 9_000

@@ -30,8 +30,8 @@ from pathlib import Path
 
 from holdfast.clock import Clock
 from holdfast.errors import StorageError
-from holdfast.store.file_lock import is_file_locked
-from holdfast.store.file_system import FileSystem
+from holdfast.store.files.file_lock import is_file_locked
+from holdfast.store.files.file_system import FileSystem
 
 UNFINISHED = ".unfinished"
 """The end of the names, which begin with a dot, of files that are no objects."""

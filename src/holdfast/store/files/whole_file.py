@@ -14,8 +14,8 @@ from typing import BinaryIO
 
 from holdfast.clock import Clock
 from holdfast.format.digests import Buffer
-from holdfast.store.file_system import LOCAL, FileSystem
-from holdfast.store.free_names import UNFINISHED, take_name
+from holdfast.store.files.file_system import LOCAL, FileSystem
+from holdfast.store.files.free_names import UNFINISHED, take_name
 
 NAME_LENGTH_MAX = 180
 """How much of a file's name is in that of its unfinished file, which has at most 255 bytes."""

@@ -4,8 +4,8 @@
 variables that the service's own tools use (docs/buckets.md), so that no credentials are part of a
 URL, of an argument or of a message.
 
-Small requests are tried once: `store.bucket` repeats them. The parts of an upload are repeated
-here, because an upload cannot be continued from outside.
+Small requests are tried once: `store.bucket.bucket` repeats them. The parts of an upload are
+repeated here, because an upload cannot be continued from outside.
 
 Invariant: a message has the service's code and explanation, and nothing else of its answer, which
 may repeat what was signed; nor the query of a URL, which may be a signature.
@@ -37,10 +37,10 @@ from holdfast.errors import (
     StorageUnreachableError,
 )
 from holdfast.format.digests import Buffer
-from holdfast.store.aws_profile import missing_hint, profile_credentials
-from holdfast.store.bucket import Head
+from holdfast.store.bucket.aws_profile import missing_hint, profile_credentials
+from holdfast.store.bucket.bucket import Head
+from holdfast.store.bucket.upload_pace import PARTS_AT_ONCE
 from holdfast.store.contract import StoredObject
-from holdfast.store.upload_pace import PARTS_AT_ONCE
 
 PAGE_COUNT_MAX = 1_000
 """Keys in one page of a listing: the most that S3 returns."""

@@ -1,0 +1,1 @@
+"""Buckets: objects of S3, Google Cloud Storage and Azure, as a store and as the home of a run."""

@@ -1,0 +1,1 @@
+"""What the stores need of an operating system: names, renames, locks, mounts, memory."""
