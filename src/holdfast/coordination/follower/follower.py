@@ -23,6 +23,7 @@ from holdfast.coordination.follower.election import Election, leader_of
 from holdfast.coordination.follower.host_inventory import HostInventory
 from holdfast.coordination.follower.mirror_parts import MirrorShare
 from holdfast.coordination.follower.rank_group import RankGroup, found_group, joined_group
+from holdfast.coordination.follower.report_delivery import ReportDelivery
 from holdfast.coordination.follower.target_cells import TargetCells
 from holdfast.coordination.inputs import (
     BranchWanted,
@@ -48,12 +49,11 @@ from holdfast.coordination.messages import (
     RankProgress,
     Refusal,
     Refused,
-    Report,
     TargetKind,
 )
 from holdfast.coordination.rank_runs import ranks_in, runs_of
 from holdfast.coordination.settings import DELETED_MAX, step_poll_secs
-from holdfast.coordination.turn import AgentIdentity, Channel, Turn
+from holdfast.coordination.turn import AgentIdentity, Turn
 from holdfast.format.names import NO_ATTEMPT, STEP_MAX, AttemptId, CheckpointId
 
 POLL_SECS = 0.05
@@ -87,17 +87,14 @@ class Follower:
         self.cells = TargetCells()
         self._wishes: set[TargetKind] = set()
         self._branch: BranchWish | None = None
-        self._seq = 0
-        self._channel = Channel()
-        self._acked = (0, 0, 0)
+        self._reports = ReportDelivery(identity, self.election)
         # Nothing is dropped until then: a start may rely on what was reported.
         self._frozen_until_secs = float("-inf")
         self._is_changed = True
-        self._settled = False
+        self._orders: Orders | None = None
+        """The last ones that a leader has sent to this agent."""
         # The attempt, and the leader whose orders arrived last.
         self._led_by = NO_ATTEMPT, ""
-        self._closed_attempt = NO_ATTEMPT
-        self._quiet: tuple[str, ...] = ()
         self._deleted: dict[CheckpointId, bool] = {}
         """The checkpoints that were deleted here, and whether that was confirmed: no host has them.
         """
@@ -134,12 +131,14 @@ class Follower:
     @property
     def is_settled(self) -> bool:
         """Whether, as far as its leader knows, no checkpoint needs this host's RAM any more."""
-        return self._settled or len(self.inventory) == 0
+        is_told = self._orders is not None and self._orders.command.is_settled
+        return is_told or len(self.inventory) == 0
 
     @property
     def is_closed(self) -> bool:
         """Whether all ranks of the newest attempt, on all hosts, have detached."""
-        return NO_ATTEMPT != self.attempt == self._closed_attempt
+        orders = self._orders
+        return orders is not None and orders.attempt == self.attempt and orders.command.is_closed
 
     def quiet_hosts(self, now_secs: float) -> tuple[str, ...]:
         """Return the hosts that send nothing: the leader, or those of the leader's last orders."""
@@ -151,7 +150,7 @@ class Follower:
         if election.incarnation == 0 and election.term > 0:
             # The next successor has sent no orders yet; the one before it is silent.
             return (leader_of(election.successors, election.term - 1),)
-        return self._quiet
+        return self._orders.command.quiet if self._orders is not None else ()
 
     # Local events.
 
@@ -281,7 +280,7 @@ class Follower:
         self._is_changed = True
         if not is_for_this:
             return
-        self._channel.acked = max(self._channel.acked, min(orders.ack, self._channel.version))
+        self._reports.acknowledged(orders.ack)
         command = orders.command
         if command.targets is not None:
             if self.group is not None and self.group.token == orders.group:
@@ -296,9 +295,7 @@ class Follower:
                 self._deleted[checkpoint] = True
                 turn.act(DeleteConfirmed(checkpoint))
         self._notify_ended(turn, orders)
-        self._settled = command.is_settled
-        self._closed_attempt = orders.attempt if command.is_closed else NO_ATTEMPT
-        self._quiet = command.quiet
+        self._orders = orders
 
     def _note_leader(self, turn: Turn) -> None:
         """Report a change of the leader within an attempt, once its orders have arrived."""
@@ -331,9 +328,8 @@ class Follower:
         A start repeats its question until its attempt has begun, so the time is extended.
         """
         self._frozen_until_secs = turn.now_secs + self._settings.gather_secs
-        held = Channel()
-        held.put(self._state(None, is_for_start=True))
-        turn.send(starter, self._report(turn, held))
+        state = self._state(None, is_for_start=True)
+        self._reports.answer(turn, starter, self.attempt, state)
 
     def send_newer(self, turn: Turn, host: str) -> None:
         """Send the newest attempt and its leader to a host that does not know them."""
@@ -367,13 +363,14 @@ class Follower:
         is_frozen = bool(self.waiting) or now_secs < self._frozen_until_secs
         if self.inventory.run_due(turn, is_frozen):
             self._is_changed = True
-        self._send_reports(turn)
+        make_state = self._state_for if self._is_changed else None
+        self._reports.run_due(turn, self.attempt, self.waiting.values(), make_state)
+        self._is_changed = False
 
     def next_at_secs(self, now_secs: float) -> float:
         """Return when `run_due` has work to do, if no input comes before."""
-        times = [self.inventory.next_at_secs(now_secs)]
+        times = [self.inventory.next_at_secs(now_secs), self._reports.next_at_secs()]
         if self.election.leader is not None:
-            times.append(self._channel.due_at_secs(self._settings))
             times.append(self.election.silent_at_secs())
         for group in self.waiting.values():
             times.append(group.hello.due_at_secs(self._settings))
@@ -382,55 +379,9 @@ class Follower:
             times.append(now_secs + step_poll_secs(POLL_SECS, now_secs - self._published_at_secs))
         return min(times)
 
-    def _send_reports(self, turn: Turn) -> None:
-        """Report to the leader and to starts, if the state is new or the report is due."""
-        targets = [(self.election.leader, self._channel, self.group)]
-        targets += [(group.leader, group.hello, group) for group in self.waiting.values()]
-        for host, channel, group in targets:
-            if host is None:
-                continue
-            is_hello = channel is not self._channel
-            is_new = self._is_changed and channel.put(self._state(group, is_for_start=is_hello))
-            if (
-                is_new
-                or self._is_ack_due(channel)
-                or turn.now_secs >= channel.due_at_secs(self._settings)
-            ):
-                channel.sent_at_secs = turn.now_secs
-                turn.send(host, self._report(turn, channel))
-        self._is_changed = False
-
-    def _is_ack_due(self, channel: Channel) -> bool:
-        """Return whether the leader's last orders have not been acknowledged yet."""
-        if channel is not self._channel:
-            return False
-        followed = self.election.term, self.election.incarnation, self.election.ack
-        if followed == self._acked:
-            return False
-        return self.election.incarnation > 0
-
-    def _report(self, turn: Turn, channel: Channel) -> Report:
-        self._seq += 1
-        election = self.election
-        assert isinstance(channel.content, HostState)
-        is_hello = channel is not self._channel
-        if not is_hello:
-            self._acked = election.term, election.incarnation, election.ack
-        return Report(
-            run=self._identity.run,
-            attempt=self.attempt,
-            incarnation=self._identity.incarnation,
-            seq=self._seq,
-            version=channel.version,
-            term=election.term,
-            leader_incarnation=election.incarnation,
-            ack=election.ack,
-            # The published steps belong to the present attempt, not to the one that will begin.
-            published=NO_STEP if is_hello else turn.published.highest,
-            is_hello=is_hello,
-            state=channel.content,
-            save_cost_secs=None if is_hello else turn.published.save_cost_secs,
-        )
+    def _state_for(self, start: RankGroup | None) -> HostState:
+        """Return the state for the start of a group, or for the leader."""
+        return self._state(start or self.group, is_for_start=start is not None)
 
     def _state(self, group: RankGroup | None, *, is_for_start: bool) -> HostState:
         held = self.inventory.states(with_status=is_for_start)
