@@ -467,6 +467,17 @@ def each_file_format_is_read_in_place(folder):
 
 
 @trip
+def a_tree_that_orbax_named_pytree_is_the_state(folder):
+    with ocp.v1.training.Checkpointer(folder) as there:
+        there.save(1, state_at(1), checkpointable_name="pytree")
+    with own.v1.training.Checkpointer(folder) as here:
+        return [
+            *differences(state_at(1), here.load(1, state_at(0)), "tree"),
+            *differences(sorted(state_at(1)), sorted(here.metadata(1).metadata), "metadata"),
+        ]
+
+
+@trip
 def a_damaged_file_is_named_in_place(folder):
     written(folder / "good", steps=(1, 5))
     found = []

@@ -28,11 +28,14 @@ METRICS = "metrics"
 JSON_FILE = "metadata"
 SUCCESS = "commit_success.txt"
 OF_V1 = "orbax.checkpoint"
-"""Marks a checkpoint of Orbax's second interface."""
+"""Marks a checkpoint of Orbax's second interface, but not a step of its managers."""
 
 log = logging.getLogger(__name__)
 
 _STEP_NAME = re.compile(r"(?:.*_)?(\d+)")
+_V1_MODULE = ".experimental.v1."
+_DEVICE_ID = re.compile(r"\d+")
+"""JAX prints a device as cpu:0, TFRT_CPU_0, cuda:0 or TPU_0(process=0,(0,0,0,0))."""
 _SEQUENCE = 1
 _KINDS = {
     "StandardCheckpointHandler": "tree",
@@ -170,7 +173,7 @@ def read_step(step: int, path: Path) -> OrbaxStep:
         names = {*folders, *(name for name, handler in handlers.items() if handler)} - {METRICS}
         items = []
         # In its second interface a program may remove a checkpointable by removing its folder.
-        if (path / OF_V1).exists():
+        if (path / OF_V1).exists() or any(_V1_MODULE in (of or "") for of in handlers.values()):
             names &= folders.keys()
         for name in sorted(names):
             if name not in folders:
@@ -184,7 +187,7 @@ def read_step(step: int, path: Path) -> OrbaxStep:
         path=path,
         items=tuple(items),
         metrics=read_json(metrics) if metrics.exists() else None,
-        custom_metadata=of_step.get("custom_metadata") or None,
+        custom_metadata=_custom_metadata(of_step) or None,
         time=datetime.fromtimestamp(secs, tz=UTC),
         is_dated=bool(nsecs),
     )
@@ -257,7 +260,8 @@ def _read_shardings(file: Path) -> dict[str, Any]:
 def _described(orbax: dict[str, Any]) -> dict[str, Any]:
     mesh = orbax.get("device_mesh") or orbax.get("device_metadata_mesh")
     if orbax["sharding_type"] == "SingleDeviceSharding":
-        return {"single": int(orbax["device_str"].rpartition(":")[2].strip(")") or 0)}
+        number = _DEVICE_ID.search(orbax["device_str"])
+        return {"single": int(number[0]) if number else 0}
     if orbax["sharding_type"] != "NamedSharding" or not mesh:
         return {"other": json.dumps(orbax)[:500]}
     return {
@@ -339,5 +343,10 @@ def read_root_metadata(directory: Path) -> dict[str, Any]:
     """
     file = directory / "metadata" / OF_ROOT
     content = read_json(file) if file.exists() else {}
-    custom = content.get("custom_metadata") if isinstance(content, dict) else None
+    custom = _custom_metadata(content) if isinstance(content, dict) else None
     return custom if isinstance(custom, dict) else {}
+
+
+def _custom_metadata(content: dict[str, Any]) -> Any:
+    """Return what a program gave as metadata, which Orbax names `custom` before 0.11.8."""
+    return content.get("custom_metadata") or content.get("custom")

@@ -297,7 +297,8 @@ class Checkpointer:
         Args:
             step: The step, or one of `checkpoints`.
             abstract_state: Shapes, dtypes, shardings and types; None loads it as it was saved.
-            checkpointable_name: The name under which it was saved.
+            checkpointable_name: The name under which it was saved. `state` is `pytree` in
+                checkpoints of Orbax before 0.12.
 
         Raises:
             CheckpointNotFoundError: A `FileNotFoundError`: there is no such checkpoint.
@@ -305,8 +306,9 @@ class Checkpointer:
             StructureMismatchError: A `ValueError`: it is not as wanted.
         """
         trees.check_abstract(abstract_state)
-        targets = {checkpointable_name: abstract_state}
-        return self.load_checkpointables(step, targets)[checkpointable_name]
+        number = self._step(step)
+        name = item_args.name_in(self._manager.step_record(number), checkpointable_name)
+        return self.load_checkpointables(number, {name: abstract_state})[name]
 
     def load_checkpointables(
         self, step: int | CheckpointMetadata | None = None, abstract_checkpointables: Any = None
@@ -338,8 +340,10 @@ class Checkpointer:
         checkpointable_name: str = STATE,
     ) -> CheckpointMetadata:
         """Return the metadata of the pytree of a step, or of the newest step."""
-        overview = self.checkpointables_metadata(step)
-        return dataclasses.replace(overview, metadata=overview.metadata.get(checkpointable_name))
+        number = self._step(step)
+        overview = self.checkpointables_metadata(number)
+        name = item_args.name_in(self._manager.step_record(number), checkpointable_name)
+        return dataclasses.replace(overview, metadata=overview.metadata.get(name))
 
     def checkpointables_metadata(
         self, step: int | CheckpointMetadata | None = None

@@ -29,6 +29,8 @@ from holdfast.interop.orbax.v1.registry import handler_to_load, handler_to_save
 from holdfast.interop.orbax.v1.trees import CheckpointMetadata
 
 STATE = "state"
+STATE_BEFORE_0_12 = "pytree"
+"""The name that Orbax gave before 0.12 to a tree saved without one."""
 AUTO = "AUTO"
 RESERVED = ("metrics", AUTO, "_CHECKPOINT_DELETION", "_orbax")
 
@@ -172,6 +174,12 @@ def _described_by_handler(
     except (LookupError, NotImplementedError, OSError, TypeError, ValueError) as error:
         log.warning("metadata of %s: its handler gives none: %s", name, error)
         return None
+
+
+def name_in(record: StepRecord, name: str) -> str:
+    """Return the name in a checkpoint of the tree saved under `name`."""
+    is_older = name == STATE and STATE not in record.items and STATE_BEFORE_0_12 in record.items
+    return STATE_BEFORE_0_12 if is_older else name
 
 
 def tree_name(record: StepRecord, wanted: str | None, place: object) -> str:
