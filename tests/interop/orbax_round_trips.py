@@ -33,6 +33,7 @@ import holdfast.interop.orbax as own
 from holdfast.cli.main import main
 from holdfast.errors import CheckpointDamagedError, InvalidArgumentError
 from holdfast.interop.orbax.orbax_export import export_orbax
+from holdfast.interop.orbax.orbax_import import import_orbax
 
 TRIPS = {}
 
@@ -475,6 +476,58 @@ def a_tree_that_orbax_named_pytree_is_the_state(folder):
             *differences(state_at(1), here.load(1, state_at(0)), "tree"),
             *differences(sorted(state_at(1)), sorted(here.metadata(1).metadata), "metadata"),
         ]
+
+
+def batches(iterator, count):
+    return [np.asarray(next(iterator)).tolist() for _ in range(count)]
+
+
+def datasets_of_grain():
+    """A shuffled dataset of batches, and a loader of shuffled samples."""
+    import grain.python as grain
+
+    sampler = grain.IndexSampler(64, grain.ShardOptions(0, 1), shuffle=True, num_epochs=3, seed=5)
+    made = grain.MapDataset.source(range(64)).seed(7).shuffle().repeat().batch(3)
+    return {
+        "dataset": made.to_iter_dataset(),
+        "loader": grain.DataLoader(data_source=range(64), sampler=sampler, worker_count=0),
+    }
+
+
+@trip
+def iterators_of_grain_that_the_second_interface_saved_go_on(folder):
+    import grain.python as grain
+
+    found = []
+    for name, data in datasets_of_grain().items():
+        iterator, place = iter(data), folder / name
+        seen = batches(iterator, 5)
+        items = {"state": {"w": jnp.arange(3.0)}, "data": iterator}
+        ocp.v1.save_checkpointables(place / "path", dict(items))
+        with ocp.v1.training.Checkpointer(place / "run") as there:
+            there.save_checkpointables(1, dict(items))
+        expected = batches(iterator, 4)
+        found += [] if expected != seen[:4] else [f"{name}: the batches are the first ones"]
+        import_orbax(place / "run", place / "imported")
+        fresh = iter(data)
+        own.v1.load_checkpointables(place / "path", {"data": fresh})
+        found += differences(expected, batches(fresh, 4), f"{name} at a path")
+        for run in ("run", "imported"):
+            fresh = iter(data)
+            with own.v1.training.Checkpointer(place / run) as here:
+                here.load_checkpointables(1, {"state": None, "data": fresh})
+                found += differences(expected[:2], batches(fresh, 2), f"{name} in {run}")
+                here.save_checkpointables(2, {"state": items["state"], "data": fresh})
+            with own.v1.training.Checkpointer(place / run) as again:
+                fresh = iter(data)
+                again.load_checkpointables(2, {"data": fresh})
+                found += differences(expected[2:], batches(fresh, 2), f"{name} saved in {run}")
+            with own.CheckpointManager(place / run) as first:
+                fresh = iter(data)
+                wanted = {"data": grain.PyGrainCheckpointRestore(fresh)}
+                first.restore(1, args=own.args.Composite(**wanted))
+                found += differences(expected, batches(fresh, 4), f"{name} by v0 in {run}")
+    return found
 
 
 @trip
