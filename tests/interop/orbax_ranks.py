@@ -10,6 +10,7 @@ import gc
 import json
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,11 @@ import numpy as np
 import holdfast
 import holdfast.interop.orbax as ocp
 from holdfast.interop.orbax import v1
+from holdfast.interop.orbax.experimental.emergency import checkpoint_manager as emergency
+from holdfast.interop.orbax.experimental.emergency import p2p
+from holdfast.interop.orbax.experimental.emergency import (
+    replicator_checkpoint_manager as replicator,
+)
 
 
 def array(value: float) -> jax.Array:
@@ -33,6 +39,38 @@ def attempt(call: Any) -> list[str]:
         return ["ok", str(call())]
     except Exception as error:
         return [type(error).__name__, str(error)]
+
+
+def tiered(folder: Path, is_mistaken: bool) -> dict[str, Callable[[], Any]]:
+    """The constructors of managers with several tiers, with what they refuse if `is_mistaken`."""
+    mesh = jax.make_mesh((4,), ("x",))
+    places = (folder / "local", folder / "persistent")
+    often = emergency.LocalCheckpointOptions(debug_use_full_global_mesh=is_mistaken)
+    shifted = p2p.options.LocalCheckpointOptions(save_interval_offset_steps=int(is_mistaken))
+    peers = p2p.checkpoint_manager.CheckpointManager
+    return {
+        "emergency": lambda: emergency.CheckpointManager(
+            *places, mesh, {}, options=emergency.CheckpointManagerOptions(local=often)
+        ),
+        "replicator": lambda: replicator.ReplicatorCheckpointManager(
+            places[0],
+            replicator.ReplicatorCheckpointManagerOptions(use_colocated_python=is_mistaken),
+            persistent_directory=places[1],
+        ),
+        "p2p": lambda: peers(
+            mesh, {}, *places, options=p2p.options.CheckpointManagerOptions(local=shifted)
+        ),
+        "p2p without a directory": lambda: peers(
+            mesh, {}, places[0], None if is_mistaken else places[1]
+        ),
+        "policy": lambda: replicator.ReplicatorCheckpointManager(
+            places[0],
+            replicator.ReplicatorCheckpointManagerOptions(
+                preservation_policy=object() if is_mistaken else None
+            ),
+            persistent_directory=places[1],
+        ),
+    }
 
 
 def main() -> None:
@@ -64,6 +102,8 @@ def main() -> None:
     if rank:
         context.file.path_permission_mode = 0o700
     seen["context"] = attempt(lambda: v1.training.Checkpointer(folder / "new", context=context))
+    for name, call in tiered(folder / "tiers", bool(rank)).items():
+        seen[name] = attempt(call)
     network = {} if rank else {"network": 1}
     seen["native"] = attempt(lambda: holdfast.CheckpointManager(folder / "native", **network))
     for name, steps in (("new", (1,)), ("another", (1,)), ("dropped", (3, 4))):

@@ -55,7 +55,8 @@ def test_an_error_of_one_rank_ends_the_calls_of_the_others_and_holds_no_manager_
         assert "rank 1" in first[name][1]
         assert second[name][1].splitlines()[0][:60] in first[name][1]
     assert (first["save"], second["save"][0]) == (["ok", "True"], "InvalidArgumentError")
-    for name in ("options", "handlers", "context"):
+    tiered = ("emergency", "replicator", "p2p", "p2p without a directory", "policy")
+    for name in ("options", "handlers", "context", *tiered):
         assert first[name][0] == second[name][0] == "InvalidArgumentError"
         assert first[name][1] == f"rank 1: {second[name][1]}"
     assert second["native"] == ["InvalidArgumentError", f"rank 0: {first['native'][1]}"]

@@ -358,14 +358,14 @@ class PeerCheckpointManager(TieredCheckpointManager):
         *,
         options: Any = None,
     ) -> None:
-        del global_mesh, abstract_state, local_directory
-        settings = options or PeerOptions()
-        if persistent_directory is None:
-            raise InvalidArgumentError(
-                "p2p.CheckpointManager(persistent_directory=None): expected a directory that all "
-                "hosts share; the run has its records there"
-            )
-        with shared_run.opening(persistent_directory):
+        del global_mesh, abstract_state
+        with shared_run.opening(persistent_directory or local_directory):
+            if persistent_directory is None:
+                raise InvalidArgumentError(
+                    "p2p.CheckpointManager(persistent_directory=None): expected a directory that "
+                    "all hosts share; the run has its records there"
+                )
+            settings = options or PeerOptions()
             if settings.local.save_interval_offset_steps:
                 raise InvalidArgumentError(
                     "LocalCheckpointOptions(save_interval_offset_steps=...): not supported: "
