@@ -80,7 +80,8 @@ class Leader:
             knows_timeline=is_new,
         )
         self.targets = TargetAgreement()
-        self._durability = Durability(identity.settings, self.table, self._ring)
+        self.durability = Durability(identity.settings, self.table, self._ring)
+        """The pulls, writes and commits; takes their outcomes."""
         self.mirror = Mirror(identity.host)
         """The copies to the remote tier; takes their outcomes."""
         self._protection = ProtectionWatch(identity.settings, self.table)
@@ -230,12 +231,7 @@ class Leader:
             self.table.complete_timeline(item.limits)
         parts = {c: listed.ranks for c, listed in item.parts.items()}
         self.table.list_durable(item.committed, parts)
-        self._durability.listed(turn)
-
-    @property
-    def durability(self) -> Durability:
-        """The leader's pulls, writes and commits; takes their outcomes."""
-        return self._durability
+        self.durability.listed(turn)
 
     # Timed work.
 
@@ -251,11 +247,11 @@ class Leader:
         self._decide_targets(turn)
         if self._have_hosts_changed:
             # Orders that are computed before the next placement need the present hosts too.
-            self._durability.forget_ring()
+            self.durability.forget_ring()
         if turn.now_secs >= self._place_at_secs():
             self._have_hosts_changed, self._placed_at_secs = False, turn.now_secs
-            self._durability.place_replicas()
-        self._durability.run_due(turn, is_whole=self.is_whole)
+            self.durability.place_replicas()
+        self.durability.run_due(turn, is_whole=self.is_whole)
         self.mirror.run_due(turn, self.census.known_ranks)
         self.table.settle()
         self._protection.check_replicas(turn)
@@ -277,7 +273,7 @@ class Leader:
     def next_at_secs(self, now_secs: float) -> float:
         """Return when `run_due` has work to do, if no input comes before."""
         storage_at_secs = min(
-            self._durability.next_at_secs(now_secs), self.mirror.next_at_secs(now_secs)
+            self.durability.next_at_secs(now_secs), self.mirror.next_at_secs(now_secs)
         )
         at_secs = min(self._check_at_secs(), self._delivery.next_at_secs, self._place_at_secs())
         return min(at_secs, storage_at_secs)
@@ -368,7 +364,7 @@ class Leader:
             missing = entry.missing.intersection(last_steps)
             if any(last_steps[rank] >= entry.id.step for rank in missing):
                 self.table.drop(entry, PASSED)
-            elif not entry.missing.isdisjoint(ended) and self._durability.has_looked_for(entry):
+            elif not entry.missing.isdisjoint(ended) and self.durability.has_looked_for(entry):
                 self.table.drop(entry, "a rank ended before it made its part")
 
     def _decide_targets(self, turn: Turn) -> None:
@@ -445,7 +441,7 @@ class Leader:
             self._delivery.mark_all()
 
     def _forget(self, view: HostView, *, is_silent: bool = False) -> None:
-        """Stop counting a host's RAM. Its ranks may still live, but not if it `is_silent`."""
+        """Stop counting a host's RAM; the ranks of one that `is_silent` count as lost too."""
         self.table.apply_report(view.host, view.held, {})
         if is_silent:
             self.census.lose(view)
@@ -466,7 +462,7 @@ class Leader:
             command=Command(
                 targets=self.targets.targets() if self._knows_targets else None,
                 mirrored=self.mirror.newest,
-                is_settled=self._durability.is_settled,
+                is_settled=self.durability.is_settled,
                 is_closed=self.census.is_closed,
                 ended=self.census.ended,
                 quiet=self.quiet,
@@ -506,7 +502,7 @@ class Leader:
             new.clear()
         for checkpoint in new:
             is_held = any(checkpoint in other.held for other in self.census.views.values())
-            if not is_held and checkpoint != self._durability.committing:
+            if not is_held and checkpoint != self.durability.committing:
                 self._known_deleted.add(checkpoint)
         return tuple(c for c in view.state.deleted if c in self._known_deleted)
 
