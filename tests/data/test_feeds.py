@@ -108,6 +108,11 @@ def test_a_stream_is_read_again_and_the_cost_is_logged(caplog: pytest.LogCapture
     assert "read 24 samples of the stream again in 0.0 s" in caplog.messages
 
 
+def test_a_stream_of_an_order_with_epochs_ends_with_it() -> None:
+    order = Order(10, batch=3, epochs=1, shuffle=False)
+    assert [len(batch) for batch in order.replay(iter(range(10)), 0)] == [3, 3, 3, 1]
+
+
 def test_samples_of_a_stream_are_skipped() -> None:
     order = Order(None, batch=4, shuffle=False)
     order.skip(1, steps=2, samples=[14])

@@ -88,6 +88,28 @@ def test_a_flat_loss_may_move_a_little() -> None:
     assert guard.rejects(101, 3.01)
 
 
+def test_losses_that_are_mostly_0_have_no_scale_for_a_jump() -> None:
+    guard = LossGuard()
+    assert not any(guard.rejects(step, 0.0 if step < 40 else 1e-9) for step in range(60))
+    assert guard.rejects(60, math.inf)
+
+
+def test_a_guard_without_its_state_vouches_for_nothing_before_it_has_judged() -> None:
+    guard = LossGuard(patience=3)
+    vouched = []
+    for step in range(5000, 5004):
+        guard.rejects(step, 1.0)
+        vouched.append(guard.vouched)
+    # That of step 4999 was followed by three good losses.
+    assert vouched == [-1, -1, 4999, 5000]
+
+
+@pytest.mark.parametrize("step", [-5, 1.5, "1"])
+def test_a_step_that_is_none_is_refused(step: Any) -> None:
+    with pytest.raises(InvalidArgumentError, match=r"LossGuard.rejects"):
+        LossGuard().rejects(step, 1.0)
+
+
 def test_a_checkpoint_is_vouched_for_once_the_losses_after_it_were_good() -> None:
     guard = LossGuard(patience=3, warmup=2)
     vouched = []

@@ -363,6 +363,8 @@ class Order:
             secs = clock.monotonic() - began_secs
             log.info("read %d samples of the stream again in %.1f s", place, secs)
         for step in itertools.count(start):
+            if self.steps is not None and step >= self.steps:
+                return
             numbers = self.at(step).samples
             ahead = list(itertools.islice(stream, int(numbers[-1]) + 1 - place))
             samples = [ahead[n - place] for n in numbers.tolist() if n - place < len(ahead)]

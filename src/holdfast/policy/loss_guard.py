@@ -103,14 +103,17 @@ class LossGuard:
             True if the loss is not finite, or jumps. The reason is logged.
 
         Raises:
-            InvalidArgumentError: The loss is not one real number.
+            InvalidArgumentError: The step is no step, or the loss is not one real number.
         """
-        value = _number(loss)
+        step, value = arguments.step_number("LossGuard.rejects", "step", step), _number(loss)
         if step <= self._last:
             # The training went back: what followed is no longer its past.
             self._losses = deque((e for e in self._losses if e[0] < step), maxlen=self._window)
             self._vouched = min(self._vouched, step - 1)
             self._rejected = min(self._rejected, step - 1)
+        if self._last < 0:
+            # It vouches for nothing until `patience` losses were judged.
+            self._rejected = step - 1
         self._last = step
         reason = self._reason(value)
         if reason is not None:
@@ -131,7 +134,8 @@ class LossGuard:
         median = statistics.median(values)
         deviation = statistics.median(abs(value - median) for value in values)
         scale = max(DEVIATION_OF_MAD * deviation, SCALE_MIN * abs(median))
-        if loss <= median + self._jump * scale:
+        # Most of the losses are exactly 0: no scale says what a jump from there is.
+        if scale == 0 or loss <= median + self._jump * scale:
             return None
         return (
             f"the loss jumps to {loss:.6g}; the last {len(values)} good ones have the median "
@@ -195,7 +199,9 @@ class LossGuard:
 def _number(loss: SupportsFloat) -> float:
     try:
         if not isinstance(loss, str | bytes | bytearray):
-            return float(loss)
+            # PyTorch warns of a tensor that takes part in a gradient.
+            detach = getattr(loss, "detach", None)
+            return float(loss if detach is None else detach())
     except (TypeError, ValueError, RuntimeError) as error:
         raise arguments.refusal("LossGuard.rejects", "loss", "one real number", loss) from error
     raise arguments.refusal("LossGuard.rejects", "loss", "one real number", loss)
