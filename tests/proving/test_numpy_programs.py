@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import signal
 import sys
@@ -152,8 +151,10 @@ def test_what_a_killed_proof_leaves_is_removed_once_its_program_has_ended(tmp_pa
         (opened,) = tmp_path.glob(openings)
         proof.kill()
         proof.wait(60)
-        assert answer(own, "clean", "--yes")["found"] == []
-        os.kill(json.loads(opened.read_text())["pid"], signal.SIGKILL)
+        pid = json.loads(opened.read_text())["pid"]
+        wait_until(lambda: not is_running(pid))
+        log = (opened.parent / "output.log").read_text()
+        assert "found that it has ended; so this program ends too" in log
         # Its agent writes into the folder until it knows that no process is left.
         wait_until(lambda: all(agent.leaves_in_secs is not None for agent in own.agents()))
         found = {row["folder"]: row["reason"] for row in answer(own, "clean", "--yes")["found"]}

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import msgspec
+import pytest
 
 from holdfast.clock import SystemClock
+from holdfast.errors import FencedError
+from holdfast.local_agent.place import locked_place
 from holdfast.policy.contexts import SaveContext
 from holdfast.proving.plan import choose_kills
 from holdfast.proving.program import KillKind
@@ -50,6 +54,26 @@ def test_a_program_is_ended_once_its_saves_have_ended(tmp_path: Path) -> None:
             stopped.unlink()
 
     link = ProofLink(tmp_path, 0, Ending())
-    for step in (3, 4):
-        link.reached(step, lambda: were_stopped.append(stopped.exists()))
+    with locked_place(tmp_path) as take_lock:
+        assert take_lock()
+        for step in (3, 4):
+            link.reached(step, lambda: were_stopped.append(stopped.exists()))
     assert were_stopped == [False]
+
+
+def test_a_program_ends_itself_once_its_proof_has_ended(tmp_path: Path) -> None:
+    (tmp_path / ORDER).write_bytes(msgspec.json.encode(ProofOrder(stop_step=2)))
+    with contextlib.ExitStack() as proof:
+        assert proof.enter_context(locked_place(tmp_path))()
+
+        class Ending(SystemClock):
+            def sleep(self, secs: float) -> None:
+                proof.close()
+
+        link = ProofLink(tmp_path, 0, Ending())
+        link.reached(1, lambda: None)
+        # The proof ends while the process waits for its kill.
+        with pytest.raises(FencedError, match=r"save step 2: .* has ended; so this program ends"):
+            link.reached(2, lambda: None)
+    with pytest.raises(FencedError, match="open a run: "):
+        link.redirected("run")

@@ -143,6 +143,8 @@ def prove(
         output.print_json(proof.document)
     else:
         _print(proof)
+        if options.directory is not None:
+            output.print_line(f"compared runs: {' '.join(proof.directories)}")
     return 0 if proof.verdict.is_equal else 1
 
 
@@ -221,12 +223,8 @@ def _room_in(root: Path) -> Iterator[None]:
 def _print(proof: Proof) -> None:
     verdict, first = proof.verdict, proof.verdict.first
     for name in proof.written[:NAMED_MAX]:
-        output.note(f"the program also writes {name}, which was written again by each run")
+        output.note(f"written meanwhile: {name}; if the program writes it, each run has")
     kills = ", ".join(f"{kill.kind.value} at step {step}" for kill, step in proof.kills)
-    if len(proof.kills) < proof.request.kill_count:
-        output.note(
-            f"the program ended before {proof.request.kill_count - len(proof.kills)} of the kills"
-        )
     counts = verdict.document
     compared = (
         f"{counted(len(verdict.steps), 'step')} from {verdict.steps[0]} to {verdict.steps[-1]}, "

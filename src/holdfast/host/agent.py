@@ -435,7 +435,8 @@ class Agent:
     def _is_needed(self, newest: Age | None) -> bool:
         # What is copied to the remote tier does not count: its service may not answer.
         pending = self.driver.view.pending_ids()
+        if self.sessions.is_starting:
+            return True
         if newest is not None and self.trainers.group is not None:
             return any(age_of(checkpoint) <= newest for checkpoint in pending)
-        is_busy = self.driver.is_busy or self.retention.is_busy or self.sessions.is_starting
-        return is_busy or bool(pending)
+        return self.driver.is_busy or self.retention.is_busy or bool(pending)

@@ -30,7 +30,7 @@ from holdfast.format.json_codec import decode
 from holdfast.host.wire.agent_directory import agent_folders
 from holdfast.host.wire.agents_here import status_of
 from holdfast.local_agent.client import AgentGoneError
-from holdfast.local_agent.place import replace_file
+from holdfast.local_agent.place import locked_place, replace_file
 from holdfast.store.location import open_durable
 from holdfast.supervise.agents import AgentOfRun
 from holdfast.supervise.command import Child, Signals, Starts, kill_left, send
@@ -168,7 +168,9 @@ class ProgramRunner:
         begin(folder)
         run, started = ProgramRun(name, folder), execution.clock.now()
         try:
-            with run.log.open("ab") as log:
+            # The lock is that of a process that lives: without it the program ends itself.
+            with locked_place(folder) as take_lock, run.log.open("ab") as log:
+                take_lock()
                 self._run_to_end(execution.starts(log.fileno()), run, list(kills))
             self._drain(started)
         finally:

@@ -59,7 +59,8 @@ class Proof:
         kills: the kills, each with the step before whose save it was done.
         rank_count: how many processes the program has.
         causes: the likely causes of a difference.
-        written: files in the working directory that the program has written.
+        written: files in the working directory that changed while the program ran.
+        directories: the two runs that were compared.
     """
 
     request: ProofRequest
@@ -69,6 +70,7 @@ class Proof:
     rank_count: int
     causes: tuple[Cause, ...]
     written: tuple[str, ...]
+    directories: tuple[str, str]
 
     @property
     def document(self) -> dict[str, object]:
@@ -89,6 +91,7 @@ class Proof:
             else {"step": verdict.steps[-1], "differences": first.documents},
             "causes": [asdict(cause) for cause in self.causes],
             "written_files": list(self.written),
+            "directories": list(self.directories),
         }
 
 
@@ -141,6 +144,7 @@ def prove(request: ProofRequest, execution: Execution) -> Proof:
         rank_count=rank_count,
         causes=tuple(causes),
         written=written,
+        directories=(a.directory, b.directory),
     )
 
 
@@ -155,6 +159,9 @@ def _check_killed(killed: ProgramRun, planned: Sequence[Kill], note: Callable[[s
                 "with --seed"
             )
         note(f"{text}, which proves nothing: {advice}")
+    missed_count = len(planned) - len(killed.kills) - len(killed.ignored)
+    if killed.kills and missed_count:
+        note(f"the program ended before {missed_count} of the kills")
     if not killed.kills:
         raise NotComparableError(
             f"expected a kill at step {planned[0].step}, found that the program had ended "

@@ -1,4 +1,4 @@
-"""Find the files in the working directory that a program writes besides its runs."""
+"""Find the files in the working directory that change while a program runs, besides its runs."""
 
 from __future__ import annotations
 
@@ -18,10 +18,12 @@ OF_RUN = frozenset({RUN_FILE, REMOTE_FILE, ATTEMPTS, CHECKPOINTS, EVENTS, LEASES
 def files_below(root: Path) -> Mapping[str, tuple[int, int]]:
     """Return the files below the working directory, with times and sizes.
 
-    Without `root`; without the files of runs, since those that the program opens are in `root`; and
-    without those to which this process's own output goes.
+    Without `root`; without the files of runs, since those that the program opens are in `root`;
+    without those to which this process's own output goes; and without other file systems, such as
+    /proc.
     """
     files: dict[str, tuple[int, int]] = {}
+    device = os.stat(".").st_dev
     outputs = _outputs()
     for folder, folders, names in os.walk("."):
         if Path(folder).absolute() == root:
@@ -31,7 +33,9 @@ def files_below(root: Path) -> Mapping[str, tuple[int, int]]:
         folders[:] = [
             name
             for name in folders
-            if not name.startswith((".", "__pycache__")) and name not in of_run
+            if not name.startswith((".", "__pycache__"))
+            and name not in of_run
+            and _is_on(device, os.path.join(folder, name))
         ]
         for name in names:
             path = os.path.join(folder, name)
@@ -45,6 +49,13 @@ def files_below(root: Path) -> Mapping[str, tuple[int, int]]:
             if len(files) >= FILES_MAX:
                 return files
     return files
+
+
+def _is_on(device: int, path: str) -> bool:
+    """Return whether a folder is on a device."""
+    with contextlib.suppress(OSError):
+        return os.lstat(path).st_dev == device
+    return False
 
 
 def _outputs() -> set[tuple[int, int]]:

@@ -26,9 +26,9 @@ from holdfast import waits
 from holdfast.adapt.program_facts import ProgramFacts, epochs_of, program_facts, random_streams
 from holdfast.clock import Clock
 from holdfast.environment import PROOF_VARIABLE
-from holdfast.errors import InvalidArgumentError
+from holdfast.errors import FencedError, InvalidArgumentError
 from holdfast.format.json_codec import decode
-from holdfast.local_agent.place import replace_file
+from holdfast.local_agent.place import is_locked, replace_file
 from holdfast.policy.preservation_policy import LatestN
 from holdfast.policy.save_decision_policy import (
     AnySavePolicy,
@@ -175,7 +175,9 @@ class ProofLink:
 
         Raises:
             InvalidArgumentError: the program has read the real run there before.
+            FencedError: the proof has ended.
         """
+        self._check_proof("open a run")
         text = RunLocation.parse(place).text
         if text in _read_outside:
             raise InvalidArgumentError(
@@ -213,7 +215,11 @@ class ProofLink:
             step: The step.
             settle: Waits until the saves in progress have ended, before the program is ended: else
                 those of the last steps would be lost with it.
+
+        Raises:
+            FencedError: the proof has ended.
         """
+        self._check_proof(f"save step {step}")
         order = self._order
         with open(self._folder / f"{STEP}{self._rank}", "wb") as file:
             file.write(step.to_bytes(STEP_BYTES))
@@ -233,7 +239,16 @@ class ProofLink:
         replace_file(path, msgspec.json.encode(stop))
         until_secs = self._clock.monotonic() + STOP_SECS
         while path.exists() and self._clock.monotonic() < until_secs:
+            self._check_proof(f"save step {step}")
             waits.sleep(self._clock, 0.002)
+
+    def _check_proof(self, action: str) -> None:
+        # What goes on after a proof that was killed would train into its folder, unseen.
+        if not is_locked(self._folder):
+            raise FencedError(
+                f"{action}: expected the `holdfast prove` or `bisect` that has started this "
+                "program, found that it has ended; so this program ends too"
+            )
 
     def saved(self, step: int, state: object) -> None:
         """Report the generators of this process at a save that was accepted."""
