@@ -11,7 +11,9 @@ import contextlib
 import ctypes
 import os
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -69,7 +71,8 @@ class HostCopies:
                 piece_bytes = min(PIECE_SIZE_BYTES, size_bytes - start)
                 pieces.append((to + start, of + start, piece_bytes))
         if pieces:
-            _copy_together(pieces)
+            count = min(len(os.sched_getaffinity(0)), THREAD_COUNT_MAX, len(pieces))
+            run_together(partial(_copy_until_none, pieces), count, pieces.clear)
 
 
 def _is_in_one_piece(tensor: Any) -> bool:
@@ -84,21 +87,27 @@ def _is_in_one_piece(tensor: Any) -> bool:
     )
 
 
-def _copy_together(pieces: deque[_Copy]) -> None:
-    helper_count = min(len(os.sched_getaffinity(0)), THREAD_COUNT_MAX, len(pieces)) - 1
-    with ThreadPoolExecutor(max(helper_count, 1), "holdfast-restore") as pool:
+def run_together(work: Callable[[], None], thread_count: int, end: Callable[[], None]) -> None:
+    """Run `work` on this thread and on others, until it has returned on all of them.
+
+    Args:
+        work: Takes a piece of the work after the other until none is left.
+        thread_count: The number of threads; this one is one of them.
+        end: Lets `work` find no more pieces.
+    """
+    with ThreadPoolExecutor(max(thread_count - 1, 1), "holdfast-restore") as pool:
         helping: list[Future[None]] = []
         try:
             # When the interpreter exits, and at a limit of threads, none can be started.
             with contextlib.suppress(RuntimeError):
-                for _ in range(helper_count):
-                    helping.append(pool.submit(_copy_until_none, pieces))
-            _copy_until_none(pieces)
+                for _ in range(thread_count - 1):
+                    helping.append(pool.submit(work))
+            work()
             for help_ in helping:
                 help_.result()
         finally:
             # Also after a Ctrl-C: no thread writes to the tensors when the restore has ended.
-            pieces.clear()
+            end()
 
 
 def _copy_until_none(pieces: deque[_Copy]) -> None:

@@ -12,6 +12,7 @@ import torch
 from holdfast.adapt.contract import RestoreRequest
 from holdfast.adapt.like import ArrayType, LikeRestoration, LikeState
 from holdfast.adapt.torch import tensors
+from holdfast.adapt.torch.device_copies import DeviceCopies
 from holdfast.adapt.torch.host_copies import HostCopies
 from holdfast.adapt.torch.memory import differences, shared_places
 from holdfast.adapt.torch.objects import NewTensor, ProcessObject
@@ -71,7 +72,8 @@ class TorchArrayLeaves:
 
     def __init__(self) -> None:
         self._made: dict[Any, Any] = {}
-        self._copies = HostCopies()
+        self._host_copies = HostCopies()
+        self._device_copies = DeviceCopies()
         self._small = _SmallBuffers()
 
     def type_of(self, leaf: Any) -> ArrayType | None:
@@ -103,13 +105,17 @@ class TorchArrayLeaves:
         if is_meta:
             into = self._materialised(into)
         # Memory for a tensor that is made only now is to take the place of its buffers.
-        if is_meta or not self._copies.queue(into, buffers):
+        is_queued = not is_meta and (
+            self._host_copies.queue(into, buffers) or self._device_copies.queue(into, buffers)
+        )
+        if not is_queued:
             with torch.no_grad():
                 tensors.fill(into, buffers)
         return into
 
     def complete_arrays(self) -> None:
-        self._copies.run()
+        self._host_copies.run()
+        self._device_copies.run()
 
     def _materialised(self, leaf: Any) -> Any:
         """Return a tensor with elements for one on the meta device; tied ones give the same."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -46,7 +47,8 @@ from holdfast.store.contract import Reader
 
 BATCH_SIZE_BYTES = 1024 * 1024
 BATCH_COUNT_MAX = 256
-THREAD_COUNT = 4
+THREAD_COUNT = max(4, min(8, len(os.sched_getaffinity(0)) // 2))
+"""They compute digests. On 16 cores, 8 threads check 33 GB/s, and 4 threads 19."""
 REMOTE_THREAD_COUNT = 12
 """The same, where the nearest copy of a part is at a service: its requests wait for the network."""
 REASONS_MAX = 100
