@@ -43,6 +43,19 @@ def saved(manager: holdfast.CheckpointManager, step: int, state: object) -> obje
     return manager.restore(step, like=state)
 
 
+def test_the_slot_that_resume_prepares_is_page_locked_before_the_first_save(
+    manager: holdfast.CheckpointManager, device: StandInDevice
+) -> None:
+    state = {"w": jnp.ones(SIZE)}
+    manager.resume(state)
+    wait_for_a_slot(manager)
+    count = device.registered_count
+    assert count
+    assert same(saved(manager, 0, state), state)
+    assert device.copied_bytes
+    assert device.registered_count >= count
+
+
 def sharded(array: np.ndarray, *spec: str | None, shape: tuple[int, ...] = (4, 2)) -> jax.Array:
     mesh = jax.make_mesh(shape, ("x", "y")[: len(shape)], devices=jax.devices()[: np.prod(shape)])
     return jax.device_put(array, NamedSharding(mesh, PartitionSpec(*spec)))

@@ -127,6 +127,23 @@ def test_forward_and_backward_run_beside_the_copy_and_a_step_waits_for_it(
         assert sum(gpu.copied_bytes.values()) > 3 * 2 * 4 * SIDE * SIDE
 
 
+def test_the_slot_that_resume_prepares_is_page_locked_before_the_first_save(
+    one_host: Host, tmp_path: Path, gpu: StandInDevice
+) -> None:
+    training = Training()
+    with opened(tmp_path / "run") as manager:
+        manager.resume(training.state)
+        wait_for_a_slot(manager)
+        assert gpu.registered
+        count = gpu.registered_count
+        expected = training.copy()
+        assert manager.save(0, training.state)
+        training.optimizer.step()
+        assert gpu.copied_bytes, "the first save was not copied by the device"
+        assert gpu.registered_count == count
+        check(manager, 0, expected)
+
+
 def test_what_no_optimizer_updates_is_copied_before_save_returns(
     one_host: Host, tmp_path: Path, gpu: StandInDevice
 ) -> None:

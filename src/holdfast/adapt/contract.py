@@ -352,6 +352,14 @@ class Framework(Protocol):
         """
         ...
 
+    def pinning(self, state: object) -> Pinning:
+        """Return what registers memory that states like `state` will be copied into.
+
+        Raises:
+            UnsupportedLeafError: as `snapshot`.
+        """
+        ...
+
     def watch_compilations(self, report: Callable[[float], None]) -> Callable[[], None]:
         """Call `report` with the seconds of each compilation on this thread, when that has ended.
 

@@ -12,6 +12,7 @@ from holdfast.adapt.contract import (
     Framework,
     Outline,
     OwnProcess,
+    Pinning,
     Processes,
     Restoration,
     RestoreRequest,
@@ -94,6 +95,9 @@ class FrameworkOfFirstState:
 
     def outline(self, state: object) -> Outline:
         return self._of(state).outline(state)
+
+    def pinning(self, state: object) -> Pinning:
+        return self._of(state).pinning(state)
 
     def watch_compilations(self, report: Callable[[float], None]) -> Callable[[], None]:
         self._report = report

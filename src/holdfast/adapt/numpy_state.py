@@ -50,6 +50,9 @@ class NumpyFramework:
         tree = flatten(state, "save")
         return _NumpySnapshot(tree, self._outline(tree))
 
+    def pinning(self, state: object) -> Pinning:
+        return _not_pinned
+
     def outline(self, state: object) -> Outline:
         return self._outline(flatten(state, "save"))
 

@@ -82,7 +82,8 @@ class DueSaves:
             UnsupportedLeafError: A leaf of it cannot be saved.
         """
         layout = self.planner.layout(self.framework.outline(state))
-        self.position.saver.expect(layout.size_bytes, self.planner.copies)
+        pin = self.framework.pinning(state)
+        self.position.saver.expect(layout.size_bytes, self.planner.copies, pin)
 
     def save(
         self,

@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 import math
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -153,6 +153,13 @@ class JaxDevices:
         self._count(sizes, 1)
         self._log_once(logging.INFO, "copied", f"states are copied on {_names(sizes)} when saved")
         return DeviceArrays(self, memory, copied, sizes)
+
+    def expect(self, arrays: Sequence[jax.Array]) -> None:
+        """Let `pin` register memory for the device of the first of `arrays` that is on one."""
+        for array in arrays:
+            if jax_arrays.is_on_device(array) and array.addressable_shards:
+                self._device = array.addressable_shards[0].device
+                return
 
     def pin(self, memory: memoryview) -> RegisteredMemory | None:
         """Register memory; see `holdfast.adapt.contract.Snapshot.pin`."""

@@ -68,6 +68,11 @@ class JaxFramework:
         jax_arrays.check_usable(values, structure.paths, "save")
         return self._outline(values, structure)
 
+    def pinning(self, state: object) -> Pinning:
+        values, _ = flatten(state)
+        self._devices.expect([leaf for leaf in values if isinstance(leaf, jax.Array)])
+        return self._devices.pin
+
     def watch_compilations(self, report: Callable[[float], None]) -> Callable[[], None]:
         return watch_compilations(report)
 

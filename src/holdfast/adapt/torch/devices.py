@@ -18,7 +18,7 @@ from __future__ import annotations
 import logging
 import math
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -134,6 +134,12 @@ class TorchDevices:
             and not tensor.is_inference()
             and self._streams_of(tensor.device) is not None
         )
+
+    def expect(self, on_devices: Iterable[torch.Tensor]) -> None:
+        """Let `pin` register memory for the device of the first of these tensors."""
+        for tensor in on_devices:
+            self._streams_of(tensors.local(tensor).device)
+            return
 
     def pin(self, memory: memoryview) -> RegisteredMemory | None:
         """Register memory; see `holdfast.adapt.contract.Snapshot.pin`."""

@@ -91,6 +91,10 @@ class TorchFramework:
         tree = flatten(state, "save")
         return self._outline(tree, tied(tree.leaves))
 
+    def pinning(self, state: object) -> Pinning:
+        self._devices.expect(filter(_is_on_device, flatten(state, "save").leaves))
+        return self._devices.pin
+
     def watch_compilations(self, report: Callable[[float], None]) -> Callable[[], None]:
         self._compilations = CompilationTimes(report)
         self._compilations.listen()

@@ -9,7 +9,7 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
-from holdfast.adapt.contract import Outline, Processes, Snapshot
+from holdfast.adapt.contract import Outline, Pinning, Processes, Snapshot
 from holdfast.adapt.torch.processes import TorchKeyValues
 from holdfast.adapt.torch.state import TorchFramework
 from holdfast.errors import ProcessLostError
@@ -62,3 +62,6 @@ class SurvivorsFramework(TorchFramework):
 
     def outline(self, state: object) -> Outline:
         return self._held.outline
+
+    def pinning(self, state: object) -> Pinning:
+        return self._held.pin

@@ -429,14 +429,15 @@ class Saver:
         """Reuse nothing for the next save, because the run continues from another checkpoint."""
         self._last = None
 
-    def expect(self, size_bytes: int, copies: tuple[PartCopy, ...]) -> None:
+    def expect(self, size_bytes: int, copies: tuple[PartCopy, ...], pin: Pinning) -> None:
         """Prepare slots for the first save, before its state is known.
 
         Args:
             size_bytes: The size of this rank's image.
             copies: The replicas that this rank will make.
+            pin: Registers the slots' memory.
         """
-        self._next = NextSlots(size_bytes, size_bytes, copies, lambda memory: None)
+        self._next = NextSlots(size_bytes, size_bytes, copies, pin)
         self.get_ready()
 
     def _slots_after(self, request: SaveRequest) -> NextSlots | None:
