@@ -70,7 +70,7 @@ define test_in
 	done
 endef
 
-.PHONY: help demo test test-jax test-torch trainers engines check docs dist bench soak clean
+.PHONY: help demo test test-jax test-torch gpu trainers engines check docs dist bench soak clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
@@ -87,6 +87,9 @@ test-jax: ## run the tests of JAX with the oldest and the newest version of it
 
 test-torch: ## run the tests of PyTorch with the versions before the pinned one
 	@$(call test_in,$(TORCH_VENVS),torch,$(TORCH_TESTS))
+
+gpu: $(STAMP) ## run the tests on a GPU, with the PyTorch of PYTHON
+	$(PYTHON) -m pytest -rs -p no:cacheprovider -W default tests/gpu
 
 trainers: ## run trainers of other projects; HOLDFAST_AXLEARN and HOLDFAST_MAXTEXT name sources
 	@$(MAKE) --silent .venv-trainers/.ready || { echo "make trainers: SKIPPED: the packages of" \

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from holdfast.adapt.contract import ArrayOutline
+from holdfast.adapt.torch.computed import Computed
 from holdfast.adapt.torch.held_state import HeldState
 from holdfast.adapt.torch.state import TorchFramework
 from holdfast.format.grid import Placement
@@ -95,7 +96,7 @@ def divided(*holders: tuple[int, ...]) -> HeldState:
     )
     own = ArrayOutline(path=("w",), placement=placement, prng_impl=None, scalar=False)
     object.__setattr__(snapshot.outline, "arrays", (own,))
-    return HeldState(snapshot, [torch.zeros(1, 2)], [True])
+    return HeldState(snapshot, [torch.zeros(1, 2)], [True], Computed(()))
 
 
 def test_survivors_hold_the_chunks_that_data_parallelism_replicates() -> None:

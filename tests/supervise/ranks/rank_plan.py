@@ -43,6 +43,10 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     interval: int = 3
     keep_last: bool = False
     width: int = WIDTH
+    is_on_gpu: bool = False
+    """Whether all ranks compute on one GPU, by NCCL over sockets."""
+    notes_aborts: bool = True
+    """Whether what an abort has torn is known to be so, as it should."""
     faults: tuple[Fault, ...] = ()
 
 
@@ -66,6 +70,7 @@ class Outcome:
 def run_job(at: Host, **plan: Any) -> Outcome:
     """Run a job to its end."""
     text = msgspec.json.encode(Plan(**plan)).decode()
-    process = at.start(RIG, text, stem="torch", GLOO_SOCKET_IFNAME="lo")
+    stem = "" if plan.get("is_on_gpu") else "torch"
+    process = at.start(RIG, text, stem=stem, GLOO_SOCKET_IFNAME="lo")
     out, err = process.communicate(timeout=JOB_SECS)
     return Outcome(process.returncode, [json.loads(line) for line in out.splitlines()], err)

@@ -3,9 +3,9 @@
 Lent are the parameters and states of optimizers: nothing but a step changes them. All else is
 copied before `save` returns, since forward passes change buffers, and nothing reports when.
 
-The streams wait for no other stream. So an event is recorded on the stream of the training when
-the state is taken, and the thread that queues the copies waits for it first. A tensor's memory is
-not used for another one meanwhile, because the save holds the tensor.
+The streams wait for no other stream. So the thread that queues the copies first waits until the
+state is computed (`holdfast.adapt.torch.computed`). A tensor's memory is not used for another one
+meanwhile, because the save holds the tensor.
 
 A fence is a place at which a training may change what a save still copies. A save returns while
 weights and optimizer states are being copied; forward and backward run beside the copy. The
@@ -182,25 +182,12 @@ class Loan:
     def __init__(self, lent: Mapping[int, tuple[torch.Tensor, Region, Path]]) -> None:
         self._tensors = dict(lent)
         self._versions = {index: of[0]._version for index, of in lent.items()}
-        self._events = [_recorded(device) for device in {of[0].device for of in lent.values()}]
 
     def __contains__(self, index: object) -> bool:
         return index in self._tensors
 
     def __bool__(self) -> bool:
         return bool(self._tensors)
-
-    def wait(self) -> None:
-        """Wait until the devices have computed the tensors.
-
-        Raises:
-            DeviceError: a computation failed.
-        """
-        for event in self._events:
-            try:
-                event.synchronize()
-            except RuntimeError as error:
-                raise DeviceError(f"compute a state on its device: {error}") from error
 
     def ranges(self, chunks: Sequence[Chunk]) -> dict[Chunk, DeviceRange]:
         """Return the device ranges of those `chunks` that are contiguous in lent tensors."""
@@ -233,19 +220,3 @@ class Loan:
                     "ended, and not by the step of an optimizer; call a fence before such changes "
                     "(see holdfast.torch.Fence)"
                 )
-
-
-def _recorded(device: torch.device) -> Any:
-    """Return an event after all work that the training has queued on `device`."""
-    if device.type != "cuda":
-        return _Passed()
-    event = torch.cuda.Event()
-    event.record(torch.cuda.current_stream(device))
-    return event
-
-
-class _Passed:
-    """The event of a device that has queued nothing."""
-
-    def synchronize(self) -> None:
-        return

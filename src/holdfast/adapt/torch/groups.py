@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import logging
 import os
 import socket
+import threading
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -22,7 +24,10 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from holdfast.adapt.torch.computed import note_abort, note_new_group
 from holdfast.errors import InvalidArgumentError, ProcessLostError
+
+log = logging.getLogger(__name__)
 
 FORM_SECS = 20.0
 """How long the ranks may take to connect to each other. All wait for their ranks before."""
@@ -51,9 +56,12 @@ class Job:
 
     @property
     def device(self) -> torch.device:
-        """The device of this process: a GPU if there are any, else the CPU."""
+        """The device of this process: a GPU if there are any, else the CPU.
+
+        More ranks than GPUs share them, in turn, which NCCL itself refuses.
+        """
         if torch.cuda.is_available():
-            return torch.device("cuda", self.local_rank)
+            return torch.device("cuda", self.local_rank % torch.cuda.device_count())
         return torch.device("cpu")
 
     def mesh(self, *sizes: int, names: tuple[str, ...]) -> DeviceMesh:
@@ -114,8 +122,11 @@ def form_group(job: Job, store: str, backend: str, timeout_secs: float | None) -
 
 def _form(job: Job, store: str, backend: str, timeout_secs: float | None) -> None:
     host, _, port = store.rpartition(":")
-    if torch.cuda.is_available():
-        torch.cuda.set_device(job.local_rank)
+    if job.device.type == "cuda":
+        torch.cuda.set_device(job.device)
+    if "nccl" in backend:
+        _set_watchdog()
+    note_new_group()
     forming = timedelta(seconds=FORM_SECS)
     server = dist.TCPStore(host, int(port), is_master=False, timeout=forming)
     dist.init_process_group(
@@ -132,12 +143,40 @@ def _form(job: Job, store: str, backend: str, timeout_secs: float | None) -> Non
     server.set_timeout(limit)
 
 
+WATCHDOG = {
+    # A failed collective ends no process.
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
+    # Nor does its thread, on which the group's end waits, sleep for four times the second of these,
+    # for each failed collective, while another one writes a trace and then sleeps for 480 s.
+    "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
+    "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "0",
+}
+"""Settings of PyTorch's watchdog over NCCL, with which a process outlives a lost rank.
+
+See https://docs.pytorch.org/docs/stable/torch_nccl_environment_variables.html.
+"""
+
+
+def _set_watchdog() -> None:
+    """Let PyTorch's watchdog over NCCL leave a failed collective to the launcher."""
+    for name, value in WATCHDOG.items():
+        found = os.environ.get(name, value)
+        if found != value:
+            log.warning(
+                "%s is set to %s, in place of %s: a process could not go on after a lost rank",
+                name,
+                value,
+                found,
+            )
+        os.environ[name] = value
+
+
 def interrupt_group(pids: Collection[int]) -> None:
     """End the collectives of this process that wait for other ranks; on any thread.
 
-    NCCL has a call for that. Gloo has none, and keeps its connections as long as anything refers to
-    a group. So the connections to the other ranks' processes are shut down: the collectives at both
-    ends then fail.
+    NCCL has a call for that; what the devices compute after it is torn. Gloo has none, and keeps
+    its connections as long as anything refers to a group. So the connections to the other ranks'
+    processes are shut down: the collectives at both ends then fail.
 
     Args:
         pids: The processes of the ranks, which are on this host.
@@ -145,8 +184,8 @@ def interrupt_group(pids: Collection[int]) -> None:
     if not dist.is_initialized():
         return
     if "nccl" in str(dist.get_backend_config()):
-        for group in list(dist.distributed_c10d._world.pg_map):
-            group.abort()
+        note_abort()
+        _abort_groups()
     others: set[Any] = set()
     for pid in pids:
         if pid != os.getpid():
@@ -158,6 +197,20 @@ def interrupt_group(pids: Collection[int]) -> None:
             with contextlib.suppress(OSError), socket.socket(fileno=os.dup(connection.fd)) as own:
                 if own.getpeername()[:2] == tuple(connection.raddr):
                     own.shutdown(socket.SHUT_RDWR)
+
+
+def _abort_groups() -> None:
+    """Abort the communicators of NCCL, all at once.
+
+    An abort first ends the kernels of its communicator, and then waits for the device, on which
+    those of others may run.
+    """
+    groups = list(dist.distributed_c10d._world.pg_map)
+    aborts = [threading.Thread(target=group.abort, name="holdfast-abort") for group in groups]
+    for abort in aborts:
+        abort.start()
+    for abort in aborts:
+        abort.join()
 
 
 def leave_group() -> None:

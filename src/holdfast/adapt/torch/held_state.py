@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from holdfast.adapt.contract import ArrayOutline, Outline, Snapshot
+from holdfast.adapt.torch.computed import Computed
 from holdfast.format.paths import path_name
 
 
@@ -26,12 +27,20 @@ class HeldState:
         snapshot: The state, of which everything is borrowed.
         pieces: What this process holds of each array.
         divided: Whether each array is divided over ranks; the others are the same on all.
+        computed: The computation of the state.
     """
 
-    def __init__(self, snapshot: Snapshot, pieces: Sequence[Any], divided: Sequence[bool]) -> None:
+    def __init__(
+        self,
+        snapshot: Snapshot,
+        pieces: Sequence[Any],
+        divided: Sequence[bool],
+        computed: Computed,
+    ) -> None:
         self._snapshot = snapshot
         self._pieces = pieces
         self._divided = divided
+        self._computed = computed
         self._versions = [getattr(piece, "_version", 0) for piece in pieces]
 
     def change(self) -> str:
@@ -40,6 +49,8 @@ class HeldState:
         if self._snapshot.outline.process_values:
             name = path_name(self._snapshot.outline.process_values[0])
             return f"{name} has a state of its own on each rank, that of the lost rank among them"
+        if self._computed.is_torn:
+            return "a device had not computed it when the collectives were aborted"
         names = [path_name(array.path) for array in arrays]
         for name, piece, version in zip(names, self._pieces, self._versions, strict=True):
             if isinstance(piece, np.ndarray):

@@ -27,13 +27,14 @@ from holdfast.adapt.contract import (
 from holdfast.adapt.nested import NestedRestoration
 from holdfast.adapt.torch import tensors
 from holdfast.adapt.torch.compilation import CompilationTimes
+from holdfast.adapt.torch.computed import Computed
 from holdfast.adapt.torch.devices import Fence, Loan, TorchDevices, is_on_device
 from holdfast.adapt.torch.held_state import HeldState
 from holdfast.adapt.torch.processes import TorchProcesses
 from holdfast.adapt.torch.restore import filling
 from holdfast.adapt.torch.tree import flatten, tied, updated_by_optimizers
 from holdfast.adapt.tree import Tree
-from holdfast.errors import DeviceError
+from holdfast.errors import DeviceError, HoldfastError, ProcessLostError
 from holdfast.format.grid import Region, slices_within
 from holdfast.format.layout import Chunk
 from holdfast.format.paths import Path, path_name
@@ -84,7 +85,7 @@ class TorchFramework:
                 for leaf, alias in zip(tree.leaves, aliases, strict=True)
                 if alias is None and (isinstance(leaf, torch.Tensor) or leaves.is_numpy(leaf))
             ]
-            return HeldState(held, held.pieces, divided)
+            return HeldState(held, held.pieces, divided, held.computed)
 
     def outline(self, state: object) -> Outline:
         self._listen()
@@ -153,7 +154,7 @@ class _TorchSnapshot:
         self.hold = Hold.BORROWED
         self.pin: Pinning = devices.pin
         self._devices = devices
-        self._failure: DeviceError | None = None
+        self._failure: HoldfastError | None = None
         others = leaves.SavedValues()
         self._pieces: list[tuple[Any, Region]] = []
         lent: dict[int, tuple[torch.Tensor, Region, Path]] = {}
@@ -175,6 +176,7 @@ class _TorchSnapshot:
                 others.encode_value(leaf, path)
         self.values, self.process_values = others.values, others.process_values
         self.marks: tuple[Mark, ...] = (None,) * len(self._pieces)
+        self.computed = Computed({of.device for of in self.pieces if _is_on_device(of)})
         self._loan = Loan(lent)
         self.on_devices = frozenset(lent)
         if lent:
@@ -188,19 +190,19 @@ class _TorchSnapshot:
     def chunk_bytes(self, chunk: Chunk) -> memoryview:
         if self._failure is not None:
             raise self._failure
+        self.computed.wait()
         held, outer = self._pieces[chunk.array_index]
         region = chunk.start, chunk.stop
         if isinstance(held, np.ndarray):
             return leaves.bytes_of(held[slices_within(region, outer)])
         if chunk.array_index not in self._loan:
             return tensors.host_bytes(tensors.piece(held, region, outer))
-        self._loan.wait()
         content = tensors.host_bytes(tensors.piece(held, region, outer))
         self._loan.check_unchanged()
         return content
 
     def device_ranges(self, chunks: Sequence[Chunk]) -> dict[Chunk, DeviceRange]:
-        self._loan.wait()
+        self.computed.wait()
         return self._loan.ranges(chunks)
 
     def check_unchanged(self) -> None:
@@ -209,8 +211,9 @@ class _TorchSnapshot:
     def copy_borrowed(self) -> None:
         self._copy_all()
         try:
+            self.computed.wait()
             self._loan.check_unchanged()
-        except DeviceError as error:
+        except (DeviceError, ProcessLostError) as error:
             self._failure = error
         self._loan = Loan({})
         self.hold = Hold.HOST
@@ -236,6 +239,7 @@ class _TorchSnapshot:
 
     def release(self) -> None:
         self._pieces = []
+        self.computed = Computed(())
         self._loan = Loan({})
         self.hold = Hold.HOST
 
