@@ -44,8 +44,9 @@ from holdfast.observe.run_status import HostStatus
 from holdfast.peers.address import parsed_addresses
 from holdfast.store.ram import RamStore
 
-IDLE_TICK_SECS = 1.0
-PLACE_SECS = 1.0
+LINGER_TICK_SECS = 5.0
+"""The time from a tick to the next without trainers, unless something happens before."""
+PLACE_SECS = 2.0
 SURPLUS_SECS = 5.0
 """How often slots that were free the whole time are freed where the next saves need none of them.
 
@@ -209,7 +210,7 @@ class Agent:
                 return
             # The inputs of this tick are handled; only later ones are a reason to wake.
             woken.clear()
-            secs = self._scheduler.poll_secs if self.trainers.present else IDLE_TICK_SECS
+            secs = self._scheduler.poll_secs if self.trainers.present else LINGER_TICK_SECS
             if leaves_in_secs is not None:
                 secs = min(secs, leaves_in_secs)
             secs = max(0.001, min(secs, self.driver.next_in_secs()))

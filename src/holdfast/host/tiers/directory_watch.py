@@ -33,7 +33,8 @@ from holdfast.host.wire.agent_directory import GROUP
 from holdfast.host.wire.group_record import read_record, write_record
 from holdfast.host.wire.protocol import Notice
 
-POLL_SECS = 1.0
+POLL_SECS, LINGER_POLL_SECS = 1.0, 5.0
+"""How often the directory is checked, with trainers and without."""
 NOTICE_SECS = 1.0
 """How long the trainers have to read the notice before the agent exits."""
 UNREACHABLE_SECS = 60.0
@@ -84,10 +85,10 @@ class DirectoryWatch:
         return max(0.0, self._leaves_at - self._run.clock.monotonic())
 
     async def watch(self) -> None:
-        """Check the directory every `POLL_SECS` until it is lost."""
+        """Check the directory again and again, until it is lost."""
         while not self.is_lost:
             await self.check_once()
-            await asyncio.sleep(POLL_SECS)
+            await asyncio.sleep(POLL_SECS if self._trainers.present else LINGER_POLL_SECS)
 
     async def check_identity(self, path: str, identity: str) -> None:
         """Check that a trainer has the same directory open as this agent.
