@@ -102,6 +102,15 @@ def is_on_device(tensor: torch.Tensor) -> bool:
     return kind == "cuda" or kind in _OTHER
 
 
+def devices_of(pieces: Iterable[Any]) -> set[torch.device]:
+    """Return the devices of a GPU in whose memory any of these tensors and arrays is."""
+    # Asked of each tensor of a state at each save.
+    if _OTHER:
+        pieces = [of for of in pieces if isinstance(of, torch.Tensor) and is_on_device(of)]
+        return {of.device for of in pieces}
+    return {of.device for of in pieces if isinstance(of, torch.Tensor) and of.is_cuda}
+
+
 class TorchDevices:
     """The state of one process about the devices that hold its states.
 

@@ -28,7 +28,7 @@ from holdfast.adapt.nested import NestedRestoration
 from holdfast.adapt.torch import tensors
 from holdfast.adapt.torch.compilation import CompilationTimes
 from holdfast.adapt.torch.computed import Computed
-from holdfast.adapt.torch.devices import Fence, Loan, TorchDevices, is_on_device
+from holdfast.adapt.torch.devices import Fence, Loan, TorchDevices, devices_of, is_on_device
 from holdfast.adapt.torch.held_state import HeldState
 from holdfast.adapt.torch.processes import TorchProcesses
 from holdfast.adapt.torch.restore import filling
@@ -157,26 +157,29 @@ class _TorchSnapshot:
         self._failure: HoldfastError | None = None
         others = leaves.SavedValues()
         self._pieces: list[tuple[Any, Region]] = []
-        lent: dict[int, tuple[torch.Tensor, Region, Path]] = {}
-        updated: Container[int] = ()
-        if lends and any(map(_is_on_device, tree.leaves)):
-            updated = updated_by_optimizers(tree, devices.loan_fence.covers_tensor)
+        held_of: list[tuple[Any, Path]] = []
         for path, leaf, alias in zip(tree.paths, tree.leaves, aliases, strict=True):
             if alias is not None:
                 continue
             if isinstance(leaf, torch.Tensor):
-                piece = tensors.local(leaf), tensors.region_held(leaf)
-                if id(leaf) in updated and devices.can_lend(piece[0]):
-                    lent[len(self._pieces)] = *piece, path
-                self._pieces.append(piece)
+                self._pieces.append(tensors.piece_held(leaf))
+                held_of.append((leaf, path))
             elif leaves.is_numpy(leaf):
                 array = leaves.host_array(leaf)
                 self._pieces.append((array, ((0,) * array.ndim, array.shape)))
+                held_of.append((leaf, path))
             else:
                 others.encode_value(leaf, path)
         self.values, self.process_values = others.values, others.process_values
         self.marks: tuple[Mark, ...] = (None,) * len(self._pieces)
-        self.computed = Computed({of.device for of in self.pieces if _is_on_device(of)})
+        on_devices = devices_of(held for held, _ in self._pieces)
+        self.computed = Computed(on_devices)
+        lent: dict[int, tuple[torch.Tensor, Region, Path]] = {}
+        if lends and on_devices:
+            updated = updated_by_optimizers(tree, devices.loan_fence.covers_tensor)
+            for index, ((leaf, path), piece) in enumerate(zip(held_of, self._pieces, strict=True)):
+                if id(leaf) in updated and devices.can_lend(piece[0]):
+                    lent[index] = *piece, path
         self._loan = Loan(lent)
         self.on_devices = frozenset(lent)
         if lent:

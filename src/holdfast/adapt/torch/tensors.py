@@ -31,6 +31,8 @@ from holdfast.format.grid import (
 from holdfast.format.paths import Path, path_name
 
 Holders = tuple[tuple[int, ...], ...]
+_COMMON = {torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.uint8}
+"""Dtypes that can be stored, and whose elements have no conjugate."""
 _NO_DISPATCH: Any = torch.Tensor.__torch_dispatch__
 
 
@@ -257,6 +259,14 @@ def _shard_region(shard: Any) -> Region:
     return start, tuple(a + d for a, d in zip(start, shard.shard_sizes, strict=True))
 
 
+def piece_held(tensor: Any) -> tuple[torch.Tensor, Region]:
+    """Return the elements that this process holds, and their region of the whole tensor."""
+    if is_plain(tensor):
+        shape = tuple(tensor.shape)
+        return tensor.detach(), ((0,) * len(shape), shape)
+    return local(tensor), region_held(tensor)
+
+
 def region_held(tensor: Any) -> Region:
     """Return the region of the whole tensor that this process holds; it may have no elements."""
     shape = tuple(tensor.shape)
@@ -279,6 +289,12 @@ def identity(tensor: Any) -> tuple[Any, ...] | None:
     Returns:
         None for a tensor without elements of its own.
     """
+    is_common = is_plain(tensor) and tensor.dtype in _COMMON and tensor.layout is torch.strided
+    # A tensor on the meta device has no address.
+    if is_common and not tensor.is_nested and tensor.numel() and (address := tensor.data_ptr()):
+        # Nearly all tensors of a large state.
+        shape = tensor.shape
+        return address, shape, tensor.stride(), tensor.dtype, shape, (False, tensor.is_neg())
     if is_meta(tensor):
         return ("meta", id(tensor))
     if _problem(tensor) is not None:
