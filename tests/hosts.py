@@ -175,12 +175,15 @@ def expire_leases(*places: Path) -> None:
 
 
 def is_running(pid: int) -> bool:
-    """Whether a process runs; what is left of a dead one does not count."""
+    """Whether a process runs; what is left of a dead one does not count.
+
+    Of a killed one the first thread may be dead while another still has its files, and locks.
+    """
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        return state != "Z" or len(os.listdir(f"/proc/{pid}/task")) > 1
     except (FileNotFoundError, ProcessLookupError):
         return False
-    return state != "Z"
 
 
 def delete_run(run: Path) -> None:
