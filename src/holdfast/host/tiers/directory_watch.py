@@ -88,7 +88,11 @@ class DirectoryWatch:
         """Check the directory again and again, until it is lost."""
         while not self.is_lost:
             await self.check_once()
-            await asyncio.sleep(POLL_SECS if self._trainers.present else LINGER_POLL_SECS)
+            await asyncio.sleep(POLL_SECS)
+            left_secs = LINGER_POLL_SECS - POLL_SECS
+            while left_secs > 0 and not self._trainers.present:
+                await asyncio.sleep(POLL_SECS)
+                left_secs -= POLL_SECS
 
     async def check_identity(self, path: str, identity: str) -> None:
         """Check that a trainer has the same directory open as this agent.
