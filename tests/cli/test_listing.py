@@ -185,7 +185,9 @@ def test_another_host_on_this_machine_has_its_own_agent_and_ram(
     assert answer(other, "ls", run)["checkpoints"][2]["tiers"] == ["durable"]
     assert "host-b" in holdfast(other, "save", run, code=1).stderr
     # All agents of this user are told of, whatever their hosts are called.
-    assert [agent["host"] for agent in answer(other, "status")["agents"]] == ["host-a"]
+    # Another test's agent may just have lost its run, and not know yet.
+    agents = [(agent["host"], agent["run"]) for agent in answer(other, "status")["agents"]]
+    assert agents.count(("host-a", str(run))) == 1
 
 
 def test_a_pipe_that_is_closed_early_is_no_traceback(shared_host: Host, run: Path) -> None:

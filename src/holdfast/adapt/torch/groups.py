@@ -3,7 +3,7 @@
 Trap: a traceback keeps the frames of the training, which keep the group and its sockets. Whoever
 leaves a group after an exception first drops that exception's traceback.
 
-See docs/decisions/0064.
+See docs/decisions/0064 and docs/decisions/0069.
 """
 
 from __future__ import annotations

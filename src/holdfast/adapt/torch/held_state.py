@@ -4,7 +4,7 @@ Nothing is copied: the tensors are the training's own. PyTorch counts the in-pla
 tensor's memory (`_version`). What it does not count is not seen: replayed CUDA graphs, kernels
 that are given an address, `.data`, and NumPy arrays that share a tensor's memory.
 
-See docs/decisions/0065.
+See docs/decisions/0065 and docs/decisions/0069.
 """
 
 from __future__ import annotations

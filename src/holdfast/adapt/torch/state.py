@@ -1,6 +1,6 @@
 """PyTorch states: snapshots, and states filled from a checkpoint.
 
-See docs/decisions/0026.
+See docs/decisions/0026 and docs/decisions/0069.
 """
 
 from __future__ import annotations
