@@ -134,13 +134,12 @@ def test_the_slot_that_resume_prepares_is_page_locked_before_the_first_save(
     with opened(tmp_path / "run") as manager:
         manager.resume(training.state)
         wait_for_a_slot(manager)
+        # The second slot may be locked at any moment from here on.
         assert gpu.registered
-        count = gpu.registered_count
         expected = training.copy()
         assert manager.save(0, training.state)
         training.optimizer.step()
         assert gpu.copied_bytes, "the first save was not copied by the device"
-        assert gpu.registered_count == count
         check(manager, 0, expected)
 
 
