@@ -24,6 +24,7 @@ from holdfast.store.bucket.object_service import connect
 from holdfast.store.bucket.upload_pace import (
     PARTS_AT_ONCE,
     PAUSE_MAX_SECS,
+    ROOM_SECS,
     SLOW_FACTOR,
     SLOW_SECS,
     UploadPace,
@@ -56,6 +57,7 @@ def test_slow_parts_halve_those_in_flight_and_good_ones_let_them_grow_again() ->
     send(pace, clock, 1, 10.0)
     assert pace.parts_at_once == PARTS_AT_ONCE // 2
     for _ in range(10):
+        clock.sleep(PAUSE_MAX_SECS)
         pace.slow_down()
     assert pace.parts_at_once == 1
     began = clock.monotonic()
@@ -67,6 +69,17 @@ def test_slow_parts_halve_those_in_flight_and_good_ones_let_them_grow_again() ->
     began = clock.monotonic()
     send(pace, clock, 10, 1.0)
     assert clock.monotonic() - began == pytest.approx(10.0)
+
+
+def test_the_pause_grows_to_no_more_than_the_time_for_which_requests_are_refused() -> None:
+    clock = StepClock()
+    pace = UploadPace(clock)
+    for _ in range(40):
+        pace.slow_down()
+        clock.sleep(0.1)
+    began = clock.monotonic()
+    send(pace, clock, 1, 0.0)
+    assert clock.monotonic() - began <= 4.0
 
 
 def test_a_process_that_waits_for_a_processor_slows_nothing_down() -> None:
@@ -168,6 +181,37 @@ def test_parts_of_all_uploads_together_are_bounded() -> None:
         assert [*pool.map(upload, range(4))] == [20] * 4
     assert 1 < most <= PARTS_AT_ONCE
     assert pace.in_flight == 0
+
+
+class OneByOne(ObjectServer):
+    """A service whose client asks for a part once the one before is sent and dropped."""
+
+    def upload(self, key: str, parts: Iterator[memoryview], part_size_bytes: int) -> None:
+        for _ in map(len, parts):
+            pass
+
+
+class LookedAt(StepClock):
+    """A clock that moves by a second whenever somebody looks at it."""
+
+    def monotonic(self) -> float:
+        self.sleep(1.0)
+        return self.secs
+
+
+def test_an_upload_that_was_slowed_down_to_one_part_does_not_wait_for_itself(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(upload_pace, "WAIT_SECS", 0.001)
+    clock = LookedAt()
+    store = BucketStore(OneByOne(), "run/", clock, part_size_bytes=1000)
+    for _ in range(3):
+        clock.sleep(PAUSE_MAX_SECS)
+        store.pace.slow_down()
+    assert store.pace.parts_at_once == 1
+    began = clock.secs
+    store.put("image", bytes(5000))
+    assert clock.secs - began < ROOM_SECS
 
 
 class Ending(ObjectServer):

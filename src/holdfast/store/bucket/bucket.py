@@ -187,6 +187,7 @@ class CountedBucket:
             for part in parts:
                 self._add()
                 yield part
+                del part  # While something refers to it, the pace counts it as in flight.
 
         self._add(2)
         with contextlib.closing(counted()) as counted_parts:

@@ -129,8 +129,14 @@ class UploadPace:
             del part
 
     def slow_down(self) -> None:
-        """Halve the parts in flight, and double the pause before the next one."""
+        """Halve the parts in flight, and double the pause before the next one.
+
+        Trouble within the pause that trouble has caused is the same: a refused request is repeated
+        meanwhile, and the pause grows to no more than the time for which requests are refused.
+        """
         with self._changed:
+            if self._clock.monotonic() - self._slowed_secs < self._pause_secs:
+                return
             self._width = max(1.0, self._width / 2)
             self._pause_secs = min(PAUSE_MAX_SECS, self._pause_secs * 2 or FIRST_PAUSE_SECS)
             self._slowed_secs = self._clock.monotonic()
