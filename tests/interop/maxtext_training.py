@@ -1,7 +1,8 @@
 """Train a tiny model with MaxText: `DIRECTORY KIND STEP EVENT SOURCE [FLAG=VALUE...]`.
 
 KIND is `orbax`, `holdfast` (by the page's example) or `startup` (by PYTHONPATH). After STEP comes
-EVENT: `kill` or `terminate` (the signals), `remove` (of the run), or nothing.
+EVENT: `kill` or `terminate` (the signals), `remove` (of the run), or nothing. Where COORDINATOR is
+set to an address, this is process PROCESS of the two that meet there.
 """
 
 from __future__ import annotations
@@ -15,6 +16,9 @@ import signal
 import sys
 from pathlib import Path
 from typing import Any
+
+import jax
+from jax.experimental import multihost_utils
 
 from tests.interop.page_examples import examples
 
@@ -45,6 +49,8 @@ FLAGS = {
 
 def main() -> None:
     directory, kind, step, event, source, *flags = sys.argv[1:]
+    if "COORDINATOR" in os.environ:
+        jax.distributed.initialize(os.environ["COORDINATOR"], 2, int(os.environ["PROCESS"]))
     if kind == "holdfast":
         exec(examples()["MaxText"], {})
     from maxtext.common import checkpointing
@@ -62,6 +68,8 @@ def main() -> None:
             wait()
             for worker in multiprocessing.active_children():
                 worker.kill()  # Grain's workers would wait for this process forever.
+            # A lost process ends the other ones, with what they leave.
+            multihost_utils.sync_global_devices("kill")
             os.kill(os.getpid(), signal.SIGKILL)
         elif event == "terminate":
             os.kill(os.getpid(), signal.SIGTERM)

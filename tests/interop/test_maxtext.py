@@ -10,16 +10,18 @@ import json
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 import holdfast
 from holdfast.interop.trainers.maxtext import STARTUP
-from tests.hosts import Host
+from tests.hosts import Host, ending
 from tests.interop.trainer_sources import source_or_skip
 
 ROOT = Path(__file__).parents[2]
@@ -32,24 +34,55 @@ MULTI_TIER = ["multi_tier_checkpointing_backup_interval_minutes=5"]
 pytestmark = pytest.mark.soak
 
 
-def train(
-    host: Host, directory: Path, kind: str, step: int = -1, event: str = "-", *flags: str
-) -> subprocess.CompletedProcess[str]:
+def start(
+    host: Host, directory: Path, kind: str, step: int, event: str, *flags: str, **variables: str
+) -> subprocess.Popen[str]:
     directory.mkdir(exist_ok=True)
     paths = [str(ROOT / "src"), str(SOURCE / "src"), str(ROOT)]
     if kind == "startup":
         paths.insert(0, str(STARTUP))
     arguments = [str(directory), kind, str(step), event, str(SOURCE)]
-    return subprocess.run(
+    return subprocess.Popen(
         [sys.executable, "-m", "tests.interop.maxtext_training", *arguments, *flags],
         env=host.environment
         | {"PYTHONPATH": os.pathsep.join(paths), "JAX_PLATFORMS": "cpu"}
-        | {"XLA_FLAGS": "--xla_force_host_platform_device_count=4"},
+        | {"XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
+        | variables,
         cwd=ROOT,
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        timeout=600,
     )
+
+
+def ended(process: subprocess.Popen[str]) -> subprocess.CompletedProcess[str]:
+    with ending(process):
+        out, err = process.communicate(timeout=600)
+    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+
+def train(
+    host: Host, directory: Path, kind: str, step: int = -1, event: str = "-", *flags: str
+) -> subprocess.CompletedProcess[str]:
+    return ended(start(host, directory, kind, step, event, *flags))
+
+
+def train_in_two(
+    host: Host, directory: Path, kind: str, step: int = -1, event: str = "-", *flags: str
+) -> list[subprocess.CompletedProcess[str]]:
+    """Train in two processes of two devices each."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    variables = {
+        "COORDINATOR": f"127.0.0.1:{port}",
+        "XLA_FLAGS": "--xla_force_host_platform_device_count=2",
+    }
+    processes = [
+        start(host, directory, kind, step, event, *flags, PROCESS=str(number), **variables)
+        for number in range(2)
+    ]
+    with ThreadPoolExecutor() as pool:
+        return list(pool.map(ended, processes))
 
 
 def losses(directory: Path) -> dict[int, float]:
@@ -276,3 +309,29 @@ def test_grain_goes_on_from_a_checkpoint_of_orbax(
     assert again.returncode == 0, again.stderr[-3000:]
     assert "restoring from this run's directory step 30" in again.stdout + again.stderr
     assert are_equal(losses(tmp_path / "run"), expected_of())
+
+
+@pytest.mark.parametrize(
+    "flags", [[], ["expansion_factor_real_data=2"]], ids=["both read", "one reads"]
+)
+def test_grain_goes_on_in_two_processes(
+    flags: list[str],
+    grain: list[str],
+    tmp_path_factory: pytest.TempPathFactory,
+    one_host: Host,
+    tmp_path: Path,
+) -> None:
+    flags = [*grain, *flags]
+    orbax = Host("orbax", tmp_path_factory.mktemp("ram"))
+    for done in train_in_two(orbax, tmp_path / "orbax", "orbax", -1, "-", *flags):
+        assert done.returncode == 0, done.stderr[-3000:]
+    expected = losses(tmp_path / "orbax")
+    assert list(expected) == list(range(STEPS))
+    killed = train_in_two(one_host, tmp_path / "run", "holdfast", 34, "kill", *flags)
+    assert killed[0].returncode == -signal.SIGKILL, killed[0].stderr[-3000:]
+    assert killed[1].returncode < 0, killed[1].stderr[-3000:]
+    for done in train_in_two(one_host, tmp_path / "run", "holdfast", -1, "-", *flags):
+        assert done.returncode == 0, done.stderr[-3000:]
+        assert "restoring from this run's directory step" in done.stdout + done.stderr
+        assert "without the states of" not in done.stderr
+    assert are_equal(losses(tmp_path / "run"), expected)

@@ -25,11 +25,13 @@ from typing import Any, NoReturn
 
 import holdfast
 from holdfast.errors import HoldfastError, InvalidArgumentError, StepNotFoundError
+from holdfast.interop.orbax import args as ocp_args
 from holdfast.interop.orbax import checkpoint_manager as orbax_manager
 from holdfast.interop.orbax import options as orbax_options
 from holdfast.interop.orbax import shared_run
 from holdfast.interop.orbax.checkpoint_managers import preservation_policy, save_decision_policy
 from holdfast.interop.orbax.paths import path_of
+from holdfast.interop.orbax.records import StepRecord
 from holdfast.interop.orbax.v1 import checkpointer as v1_checkpointer
 from holdfast.interop.orbax.v1.context import Context
 from holdfast.policy.save_decision_policy import FixedIntervalPolicy
@@ -87,8 +89,13 @@ def install() -> None:
         if config.enable_checkpointing and config.dataset_type == GRAIN:
             _check_input(config)
         if config.enable_multi_tier_checkpointing or config.enable_emergency_checkpoint:
-            return _create_tiered(config, is_second=is_second)
-        return own_create(config, mesh, init_state_fn)
+            created = _create_tiered(config, is_second=is_second)
+        else:
+            created = own_create(config, mesh, init_state_fn)
+        if created is not None and config.dataset_type == GRAIN:
+            manager = created.manager if isinstance(created, MaxTextCheckpointer) else created
+            manager.few_load = config.expansion_factor_real_data > 1
+        return created
 
     def decides(checkpoint_manager: Any, step: int, config: Any, force: bool) -> bool:
         if not isinstance(checkpoint_manager, MaxTextManager | MaxTextCheckpointer) or force:
@@ -176,8 +183,24 @@ class IteratorFolders:
             self._folder = None
 
 
+class WritesNothing:
+    """The handler of an item of which this process has no files."""
+
+    def save(self, directory: Any, args: Any) -> None:
+        """Write no file."""
+
+
+@ocp_args.register_with_handler(WritesNothing, for_save=True)
+class NoFiles(ocp_args.CheckpointArgs):
+    """Arguments of an item of which this process has no files, but another one has."""
+
+
 class MaxTextManager(orbax_manager.CheckpointManager):
     """The manager that MaxText's trainer calls.
+
+    Attributes:
+        few_load: Whether only some processes load data by Grain (`expansion_factor_real_data` above
+            1). MaxText saves no iterator on the others; here all processes save the same items.
 
     Args:
         directory: MaxText's checkpoint directory; the run is in its folder `holdfast`.
@@ -188,7 +211,24 @@ class MaxTextManager(orbax_manager.CheckpointManager):
     def __init__(self, directory: str, options: Any, ram: holdfast.RamTier) -> None:
         self._ram = ram
         self._iterators = IteratorFolders(lambda step: self.item_files(step, ITERATOR))
+        self.few_load = False
         super().__init__(directory, options=options)
+
+    def _save_args(self, items: Any, save_kwargs: Any, args: Any) -> dict[str, Any]:
+        arguments = super()._save_args(items, save_kwargs, args)
+        return {ITERATOR: NoFiles(), **arguments} if self.few_load else arguments
+
+    def _state(
+        self, given: Mapping[str, Any], metrics: Any, custom: Any
+    ) -> tuple[dict[str, Any], StepRecord]:
+        state, record = super()._state(given, metrics, custom)
+        if self.few_load:
+            # Trap: MaxText writes `process_0-of-1.0.json`, and looks for `process_0-of-1.json`.
+            iterators = state[ITERATOR]
+            iterators.files = {
+                name.replace(".0.json", ".json"): data for name, data in iterators.files.items()
+            }
+        return state, record
 
     def _opened(self) -> shared_run.SharedRun:
         if self._run is None:
@@ -243,6 +283,7 @@ class MaxTextCheckpointer(v1_checkpointer.Checkpointer):
 
     use_async = True
     """Whether MaxText saves in the background."""
+    _manager: MaxTextManager
 
     def __init__(
         self, directory: str, context: Any, ram: holdfast.RamTier, **policies: Any
@@ -257,6 +298,11 @@ class MaxTextCheckpointer(v1_checkpointer.Checkpointer):
     def _make_manager(self, directory: Any, **arguments: Any) -> orbax_manager.CheckpointManager:
         del arguments["metadata"], arguments["logger"]
         return MaxTextManager(directory, ram=self._ram, **arguments)
+
+    @property
+    def manager(self) -> MaxTextManager:
+        """The manager below."""
+        return self._manager
 
     @property
     def directory(self) -> Any:

@@ -6,6 +6,7 @@ import dataclasses
 import os
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -26,6 +27,7 @@ from holdfast.interop.orbax.errors import (
     TrainingStepExistsError,
 )
 from holdfast.interop.orbax.options import AsyncOptions, CheckpointManagerOptions
+from holdfast.interop.orbax.paths import path_of
 from holdfast.interop.orbax.step import build_step_path, standard_name_format
 from holdfast.interop.orbax.v1 import aliases, item_args, trees
 from holdfast.interop.orbax.v1.context import Context, current
@@ -106,6 +108,7 @@ class Checkpointer:
         self._manager = self._make_manager(
             directory, options=options, metadata=custom_metadata, logger=logger
         )
+        self._directory: Any = path_of(Path(os.path.abspath(os.fspath(directory))))
         self._completions = Completions(self._manager.run_directory)
         self._failure: Exception | None = None
         """What the background part of a handler raised, until a call raises it."""
@@ -128,7 +131,7 @@ class Checkpointer:
     @property
     def directory(self) -> Any:
         """The program's directory."""
-        return self._manager.directory
+        return self._directory
 
     @property
     def latest(self) -> CheckpointMetadata | None:
@@ -141,7 +144,7 @@ class Checkpointer:
         return [
             CheckpointMetadata(
                 step=info.step,
-                path=build_step_path(self.directory, self._names, info.step),
+                path=build_step_path(self._directory, self._names, info.step),
                 metadata=None,
                 metrics=info.metrics,
                 commit_timestamp_nsecs=int(info.time.timestamp() * 1e9),
@@ -161,7 +164,7 @@ class Checkpointer:
             return steps[-1]
         if number is None or number not in steps:
             raise CheckpointNotFoundError(
-                f"{self.directory}: there is no checkpoint"
+                f"{self._directory}: there is no checkpoint"
                 + ("" if number is None else f" of step {number}")
             )
         return number
@@ -247,7 +250,7 @@ class Checkpointer:
         arguments = item_args.save_args(checkpointables, context)
         if step in self._manager.all_steps() and not overwrite:
             raise TrainingStepExistsError(
-                f"save step {step}: it is already saved in {self.directory}; pass "
+                f"save step {step}: it is already saved in {self._directory}; pass "
                 "overwrite=True, or delete it first"
             )
         save = self._manager.overwrite if overwrite else self._manager.save
@@ -354,7 +357,7 @@ class Checkpointer:
         nsecs = int(record.time.timestamp() * 1e9)
         return CheckpointMetadata(
             step=number,
-            path=build_step_path(self.directory, self._names, number),
+            path=build_step_path(self._directory, self._names, number),
             metadata=item_args.abstract_items(
                 record,
                 lambda name: self._manager.item_files(number, name),
@@ -369,7 +372,7 @@ class Checkpointer:
     def root_metadata(self) -> RootMetadata:
         """Return the metadata of the run."""
         custom_metadata = self._manager.metadata().custom_metadata
-        return RootMetadata(directory=self.directory, custom_metadata=custom_metadata)
+        return RootMetadata(directory=self._directory, custom_metadata=custom_metadata)
 
     def reload(self) -> None:
         """List the run again."""
