@@ -21,7 +21,7 @@ import pytest
 
 import holdfast
 from holdfast.interop.trainers.maxtext import STARTUP
-from tests.hosts import Host, ending
+from tests.hosts import Host
 from tests.interop.trainer_sources import source_or_skip
 
 ROOT = Path(__file__).parents[2]
@@ -34,37 +34,31 @@ MULTI_TIER = ["multi_tier_checkpointing_backup_interval_minutes=5"]
 pytestmark = pytest.mark.soak
 
 
-def start(
-    host: Host, directory: Path, kind: str, step: int, event: str, *flags: str, **variables: str
-) -> subprocess.Popen[str]:
+def train(
+    host: Host,
+    directory: Path,
+    kind: str,
+    step: int = -1,
+    event: str = "-",
+    *flags: str,
+    **variables: str,
+) -> subprocess.CompletedProcess[str]:
     directory.mkdir(exist_ok=True)
     paths = [str(ROOT / "src"), str(SOURCE / "src"), str(ROOT)]
     if kind == "startup":
         paths.insert(0, str(STARTUP))
     arguments = [str(directory), kind, str(step), event, str(SOURCE)]
-    return subprocess.Popen(
+    return subprocess.run(
         [sys.executable, "-m", "tests.interop.maxtext_training", *arguments, *flags],
         env=host.environment
         | {"PYTHONPATH": os.pathsep.join(paths), "JAX_PLATFORMS": "cpu"}
         | {"XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
         | variables,
         cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        capture_output=True,
         text=True,
+        timeout=600,
     )
-
-
-def ended(process: subprocess.Popen[str]) -> subprocess.CompletedProcess[str]:
-    with ending(process):
-        out, err = process.communicate(timeout=600)
-    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
-
-
-def train(
-    host: Host, directory: Path, kind: str, step: int = -1, event: str = "-", *flags: str
-) -> subprocess.CompletedProcess[str]:
-    return ended(start(host, directory, kind, step, event, *flags))
 
 
 def train_in_two(
@@ -72,17 +66,18 @@ def train_in_two(
 ) -> list[subprocess.CompletedProcess[str]]:
     """Train in two processes of two devices each."""
     with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-    variables = {
-        "COORDINATOR": f"127.0.0.1:{port}",
-        "XLA_FLAGS": "--xla_force_host_platform_device_count=2",
-    }
-    processes = [
-        start(host, directory, kind, step, event, *flags, PROCESS=str(number), **variables)
-        for number in range(2)
-    ]
+        coordinator = f"127.0.0.1:{server.getsockname()[1]}"
+
+    def train_one(number: int) -> subprocess.CompletedProcess[str]:
+        return train(
+            *(host, directory, kind, step, event, *flags),
+            COORDINATOR=coordinator,
+            PROCESS=str(number),
+            XLA_FLAGS="--xla_force_host_platform_device_count=2",
+        )
+
     with ThreadPoolExecutor() as pool:
-        return list(pool.map(ended, processes))
+        return list(pool.map(train_one, range(2)))
 
 
 def losses(directory: Path) -> dict[int, float]:

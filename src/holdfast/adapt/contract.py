@@ -189,6 +189,18 @@ class Snapshot(Protocol):
         ...
 
 
+class HeldState(Protocol):
+    """The state of one step, by reference: nothing is copied, and it may change."""
+
+    def change(self) -> str:
+        """Return what forbids to use it as the state of its step; empty: it is unchanged."""
+        ...
+
+    def snapshot(self) -> Snapshot:
+        """Return the state as it was; the values are those of the step."""
+        ...
+
+
 class ArraysOf(Enum):
     """Whose arrays a restore without `like` returns."""
 
@@ -346,6 +358,14 @@ class Framework(Protocol):
 
     def outline(self, state: object) -> Outline:
         """Return the outline that a snapshot of `state` would have.
+
+        Raises:
+            UnsupportedLeafError: as `snapshot`.
+        """
+        ...
+
+    def hold(self, state: object) -> HeldState:
+        """Keep `state` by reference.
 
         Raises:
             UnsupportedLeafError: as `snapshot`.

@@ -10,6 +10,7 @@ from typing import Any
 
 from holdfast.adapt.contract import (
     Framework,
+    HeldState,
     Outline,
     OwnProcess,
     Pinning,
@@ -92,6 +93,9 @@ class FrameworkOfFirstState:
 
     def snapshot(self, state: object) -> Snapshot:
         return self._of(state).snapshot(state)
+
+    def hold(self, state: object) -> HeldState:
+        return self._of(state).hold(state)
 
     def outline(self, state: object) -> Outline:
         return self._of(state).outline(state)

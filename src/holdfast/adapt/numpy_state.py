@@ -14,6 +14,7 @@ import numpy as np
 from holdfast.adapt import leaves
 from holdfast.adapt.contract import (
     DeviceRange,
+    HeldState,
     Hold,
     Mark,
     Outline,
@@ -28,7 +29,7 @@ from holdfast.adapt.contract import (
 from holdfast.adapt.like import LikeRestoration, LikeState, NumpyArrayLeaves
 from holdfast.adapt.nested import NestedRestoration
 from holdfast.adapt.tree import Tree, flatten
-from holdfast.errors import UnsupportedLeafError
+from holdfast.errors import InvalidArgumentError, UnsupportedLeafError
 from holdfast.format.grid import slices_within
 from holdfast.format.layout import Chunk
 from holdfast.format.paths import Path, path_name
@@ -49,6 +50,13 @@ class NumpyFramework:
     def snapshot(self, state: object) -> Snapshot:
         tree = flatten(state, "save")
         return _NumpySnapshot(tree, self._outline(tree))
+
+    def hold(self, state: object) -> HeldState:
+        raise InvalidArgumentError(
+            "ProcessHooks(keep_last=True): expected a state of JAX or PyTorch, found one of NumPy, "
+            "whose changes nothing counts; save more often, to RAM alone, by "
+            "RamTier(save_decision_policy=...)"
+        )
 
     def pinning(self, state: object) -> Pinning:
         return _not_pinned

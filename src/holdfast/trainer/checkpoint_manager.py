@@ -78,7 +78,8 @@ class CheckpointManager:
         replicas: Compares what several ranks hold (docs/replicas.md). With
             `on_difference="rewind"` checkpoints are kept for `rewind` as with a guard. None:
             nothing is compared.
-        process: What is installed in this process: handlers of signals, log lines, fork hooks.
+        process: What is done in this process beside the calls: handlers of signals, log lines, fork
+            hooks, and the last step after an exception.
         framework: `jax`, `torch` or `numpy`, or a `holdfast.torch.TorchFramework`, which has
             options. None: the one that the program uses, else NumPy, which is for jobs of one
             process.
@@ -133,6 +134,8 @@ class CheckpointManager:
             self._process = JobProcess(framework, process)
         self.last_restore = None
         self._error: BaseException | None = None
+        self._leaves_sealed = False
+        """Whether `close` waits for no more than the seals of this process."""
         self._has_metrics = False  # whether metrics were passed that could be saved
         self._parts = parts = open_parts(directory, self._options, self._process)
         # What each step reads.
@@ -169,12 +172,22 @@ class CheckpointManager:
         self._process.report_error(error)
         if isinstance(error, Exception) and outlives_errors():
             return
-        try:
-            self.close()
-        except HoldfastError as own:
-            # Raising this error would hide the one that ended the training.
-            log.warning("the manager was closed after an error: %s", own)
-            error.add_note(f"holdfast: after this error the manager was closed, and: {own}")
+        for end in (self._save_last, self.close):
+            try:
+                end()
+            except HoldfastError as own:
+                # Raising this error would hide the one that ended the training.
+                log.warning("the manager was closed after an error: %s", own)
+                error.add_note(f"holdfast: after this error the manager was closed, and: {own}")
+
+    def _save_last(self) -> None:
+        """Save the step that was passed last, if it is not saved and its state is unchanged.
+
+        Other ranks may never save it: they may wait for this one in a collective.
+        """
+        if self._last is not None and self._options.process.keep_last:
+            is_saved = self._parts.due_saves.save_last(self._last)
+            self._leaves_sealed = is_saved and self._process.processes.count > 1
 
     def save(
         self,
@@ -228,7 +241,7 @@ class CheckpointManager:
         if self._meter is not None:
             self._meter.publish_step(self._progress, place, self._clock.monotonic())
         if self._last is not None:
-            self._last.note(step, state)
+            self._last.note(step, state, metrics)
         if self._own is not None:
             self._own.note_step()
         if not (
@@ -665,7 +678,10 @@ class CheckpointManager:
                 self._parts.finisher.close(warns=self._error is None)
                 is_first = self._process.rank == 0
                 with progress_bar("closing", closing_state(self._progress), is_on=is_first):
-                    self._parts.patience.await_end(is_after_error=self._error is not None)
+                    if self._leaves_sealed:
+                        self._parts.patience.await_sealed()
+                    else:
+                        self._parts.patience.await_end(is_after_error=self._error is not None)
         except HoldfastError:
             self._parts.release()
             raise

@@ -1,7 +1,7 @@
 """Make the saves that are due: decide, fix the state, plan, and hand over to the saver.
 
 `CheckpointManager.save` calls it only if shared memory or the step says that something may be due.
-Everything here is on the training thread.
+Everything here is on the training thread. See docs/decisions/0070.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from holdfast.adapt.contract import Framework, Processes
+from holdfast.adapt.contract import Framework, HeldState, Processes
 from holdfast.adapt.program_facts import loader_problem, order_problem
 from holdfast.clock import Clock
 from holdfast.errors import FencedError, InvalidArgumentError, UnsupportedLeafError
@@ -18,6 +18,7 @@ from holdfast.format.names import CheckpointId
 from holdfast.host.wire import protocol
 from holdfast.policy.loss_guard import LossGuard
 from holdfast.trainer import arguments
+from holdfast.trainer.last_states import LastState
 from holdfast.trainer.opening.agent_session import AgentPlace
 from holdfast.trainer.opening.proof import ProofLink
 from holdfast.trainer.planning import Planner, Taking
@@ -120,6 +121,32 @@ class DueSaves:
             progress.raise_failure(saved_step=step)
         return is_saved
 
+    def save_last(self, last: LastState) -> bool:
+        """Save the step that was passed last, after an exception of the training.
+
+        Nothing is saved where that step is saved already, or its state has changed since; the log
+        says so.
+
+        Returns:
+            Whether it is being saved.
+
+        Raises:
+            HoldfastError: As `CheckpointManager.save`.
+        """
+        held, position = last.held, self.position
+        if held is None or last.step in position.steps.accepted or position.progress.is_stopped:
+            return False
+        self.check_call("save")
+        if change := held.change():
+            log.info("step %d, the last one, cannot be saved any more: %s", last.step, change)
+            return False
+        now_secs = self.clock.monotonic()
+        args = last.step, held, last.metrics
+        if not self._save(*args, force=True, asked_secs=now_secs, held=held):
+            return False
+        log.info("step %d, the last one, is being saved after an exception", last.step)
+        return True
+
     def _save(
         self,
         step: int,
@@ -128,13 +155,15 @@ class DueSaves:
         *,
         force: bool,
         asked_secs: float,
+        held: HeldState | None = None,
     ) -> bool:
         position = self.position
         is_repeated = step == position.progress.raised_at
         if step in position.steps.accepted and (is_repeated or not force):
             position.progress.raised_at = None
             return True
-        if self.replica_votes is not None and self.replica_votes.must_go_back(step):
+        votes = self.replica_votes if held is None else None
+        if votes is not None and votes.must_go_back(step):
             return False
         if position.steps.stop.at is not None:
             position.steps.stop.warn_unasked(step, asked_secs)
@@ -149,13 +178,13 @@ class DueSaves:
         try:
             checked = arguments.check_metrics(metrics)
             self.metric_names.check(step, checked)
-            snapshot = self.framework.snapshot(state)
+            snapshot = self.framework.snapshot(state) if held is None else held.snapshot()
         except (InvalidArgumentError, UnsupportedLeafError):
             position.steps.refused_at = step
             raise
         taking = Taking(id=checkpoint, time=self.clock.now(), metrics=checked)
         plan = self.planner.plan(snapshot, taking)
-        if not position.steps.accepted:
+        if held is None and not position.steps.accepted:
             self._warn_of_state(state)
         position.steps.note_taken(step, due, place.control.cells)
         position.saver.submit(
@@ -169,7 +198,7 @@ class DueSaves:
                 asked_secs=asked_secs,
             )
         )
-        if self.proof is not None:
+        if self.proof is not None and held is None:
             self.proof.saved(step, state)
         if due.is_preemption:
             self._stop_at(checkpoint, place)

@@ -140,7 +140,7 @@ class HostNetwork:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessHooks:
-    """What a manager installs in its process, with one switch for each.
+    """What a manager does in its process beside its calls, with one switch for each.
 
     Args:
         preemption_signals: The signals that announce a preemption, whose handlers are installed in
@@ -153,6 +153,10 @@ class ProcessHooks:
         fork_hooks: Whether a forked child releases at once what it inherits from the manager:
             handlers, locks, sockets and RAM. False runs nothing at a fork. A child then has to call
             exec or `os._exit`: until it ends, it may keep RAM and locks of the manager in use.
+        keep_last: Whether the state of each `save` is kept by reference until the next one. If an
+            exception ends the `with` block and that state is unchanged, its step is saved though
+            none was due, so that no step is repeated. It costs the time of a walk through the state
+            at each step, and is for states of JAX and PyTorch. See docs/guide.md.
 
     Raises:
         InvalidArgumentError: An argument has the wrong type, or a signal cannot be handled.
@@ -161,12 +165,13 @@ class ProcessHooks:
     preemption_signals: Sequence[int] | None = None
     terminal_lines: bool = True
     fork_hooks: bool = True
+    keep_last: bool = False
 
     def __post_init__(self) -> None:
         if self.preemption_signals is not None:
             signals = _checked_signals(self.preemption_signals)
             object.__setattr__(self, "preemption_signals", signals)
-        for name in ("terminal_lines", "fork_hooks"):
+        for name in ("terminal_lines", "fork_hooks", "keep_last"):
             if not isinstance(value := getattr(self, name), bool):
                 raise InvalidArgumentError(
                     f"ProcessHooks({name}=...): expected True or False, found {value!r}"

@@ -28,7 +28,6 @@ from typing import Any
 
 import msgspec
 
-from holdfast.adapt.contract import Framework
 from holdfast.adapt.torch.groups import (
     Job,
     default_backend,
@@ -36,14 +35,14 @@ from holdfast.adapt.torch.groups import (
     interrupt_group,
     leave_group,
 )
-from holdfast.adapt.torch.state import TorchFramework
+from holdfast.adapt.torch.held_state import HeldState
 from holdfast.adapt.torch.survivors import SurvivorProcesses, SurvivorsFramework
 from holdfast.environment import STANDBY_VARIABLE
 from holdfast.errors import HoldfastError
 from holdfast.format.json_codec import decode
 from holdfast.trainer import last_states, lifetime
 from holdfast.trainer.checkpoint_manager import CheckpointManager
-from holdfast.trainer.last_states import HeldState, Hold, LastState
+from holdfast.trainer.last_states import LastState
 from holdfast.trainer.options import Options
 from holdfast.trainer.process.end_report import follows_lost_process, trainer_error
 from holdfast.trainer.process.imports import ImportRecord
@@ -100,13 +99,7 @@ def surviving(
         ProcessLostError: `holdfast run` has ended.
         BaseException: What `train` has raised, if no lost rank is the reason.
     """
-    hold = _hold if keep_last else None
-    return _Survivor(train, backend or default_backend(), timeout_secs, hold).run()
-
-
-def _hold(framework: Framework, state: object) -> HeldState | None:
-    """Keep a state of PyTorch by reference."""
-    return framework.hold(state) if isinstance(framework, TorchFramework) else None
+    return _Survivor(train, backend or default_backend(), timeout_secs, keep_last).run()
 
 
 @dataclass(slots=True)
@@ -127,9 +120,9 @@ class _Survivor:
         train: Callable[[Job], Any],
         backend: str,
         timeout_secs: float | None,
-        hold: Hold | None,
+        keep_last: bool,
     ) -> None:
-        self._hold = hold
+        self._keep_last = keep_last
         self._kept: _Kept | None = None
         self._train = train
         self._backend = backend
@@ -199,11 +192,14 @@ class _Survivor:
         self._order = order
         states: list[LastState] = []
         try:
-            with lifetime.outliving_errors(), last_states.keeping(self._hold) as states:
+            with (
+                lifetime.outliving_errors(),
+                last_states.keeping(is_asked=self._keep_last) as states,
+            ):
                 form_group(job, order.store, self._backend, self._timeout_secs)
                 self._result = self._train(job)
         except Exception as error:
-            if self._hold is not None:
+            if self._keep_last:
                 self._kept = _kept_of(states)
             return error
         self._link.report(Finished(order.generation))
@@ -259,10 +255,10 @@ class _Survivor:
 
 def _kept_of(states: list[LastState]) -> _Kept | None:
     """Return the state that a lost generation has left unchanged; None: there is none."""
-    if len(states) != 1 or states[0].held is None:
+    if len(states) != 1 or not isinstance(states[0].held, HeldState):
         return None
     last, held = states[0], states[0].held
-    if change := held.change():
+    if change := held.lost_with_a_rank() or held.change():
         log.info("step %d cannot be saved any more: %s", last.step, change)
         return None
     return _Kept(last.directory, last.options, held, last.step)

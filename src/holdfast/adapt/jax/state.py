@@ -14,6 +14,7 @@ from holdfast.adapt import leaves
 from holdfast.adapt.contract import (
     ArrayOutline,
     DeviceRange,
+    HeldState,
     Hold,
     Mark,
     Outline,
@@ -34,7 +35,7 @@ from holdfast.adapt.nested import NestedRestoration
 from holdfast.errors import DeviceError
 from holdfast.format.grid import Region, enclosing_chunk, slices_within
 from holdfast.format.layout import Chunk
-from holdfast.format.paths import Path
+from holdfast.format.paths import Path, path_name
 from holdfast.format.records import CheckpointSpec
 from holdfast.garbage import nothing_collected
 
@@ -54,14 +55,36 @@ class JaxFramework:
 
     def snapshot(self, state: object) -> Snapshot:
         with nothing_collected():
-            values, structure = flatten(state)
+            return self.snapshot_of(*flatten(state))
+
+    def snapshot_of(
+        self,
+        found: list[Any],
+        structure: Structure,
+        others: leaves.SavedValues | None = None,
+    ) -> Snapshot:
+        """Return a snapshot of the leaves of a state.
+
+        Args:
+            found: The leaves.
+            structure: Where they are.
+            others: Those that are no arrays, if they were encoded before.
+
+        Raises:
+            UnsupportedLeafError: A leaf cannot be saved.
+        """
+        with nothing_collected():
             try:
-                outline = self._outline(values, structure)
-                return _JaxSnapshot(values, structure, outline, self._devices)
+                outline = self._outline(found, structure)
+                return _JaxSnapshot(found, structure, outline, self._devices, others)
             except (AttributeError, DeviceError, RuntimeError, TypeError, ValueError):
                 # Only after an error: checking each array for deletion first would double the cost.
-                jax_arrays.check_usable(values, structure.paths, "save")
+                jax_arrays.check_usable(found, structure.paths, "save")
                 raise
+
+    def hold(self, state: object) -> HeldState:
+        with nothing_collected():
+            return _JaxHeldState(*flatten(state), self)
 
     def outline(self, state: object) -> Outline:
         values, structure = flatten(state)
@@ -107,6 +130,34 @@ def _array_outline(leaf: Any, path: Path) -> ArrayOutline | None:
     )
 
 
+class _JaxHeldState:
+    """The state of one step, by reference; a donation may take its arrays.
+
+    The values, and the states of objects, are those of the step.
+
+    Raises:
+        UnsupportedLeafError: A value cannot be saved.
+    """
+
+    def __init__(self, found: list[Any], structure: Structure, framework: JaxFramework) -> None:
+        self._found, self._structure, self._framework = found, structure, framework
+        self._others = leaves.SavedValues()
+        for path, leaf in zip(structure.paths, found, strict=True):
+            if not (isinstance(leaf, jax.Array) or leaves.is_numpy(leaf)):
+                self._others.encode_value(leaf, path)
+
+    def change(self) -> str:
+        for path, leaf in zip(self._structure.paths, self._found, strict=True):
+            if leaves.is_numpy(leaf):
+                return f"{path_name(path)} is a NumPy array, whose changes are not counted"
+            if isinstance(leaf, jax.Array) and leaf.is_deleted():
+                return f"{path_name(path)} was donated to a computation, or deleted"
+        return ""
+
+    def snapshot(self) -> Snapshot:
+        return self._framework.snapshot_of(self._found, self._structure, self._others)
+
+
 class _JaxSnapshot:
     """A fixed JAX state.
 
@@ -115,11 +166,16 @@ class _JaxSnapshot:
     """
 
     def __init__(
-        self, found: list[Any], structure: Structure, outline: Outline, devices: JaxDevices
+        self,
+        found: list[Any],
+        structure: Structure,
+        outline: Outline,
+        devices: JaxDevices,
+        others: leaves.SavedValues | None,
     ) -> None:
         self.outline = outline
         self._pieces: list[dict[Region, np.ndarray] | memoryview] = []
-        others = leaves.SavedValues()
+        encoded = leaves.SavedValues() if others is None else others
         arrays: list[Any] = []
         marks: list[Mark] = []
         for path, leaf in zip(structure.paths, found, strict=True):
@@ -129,9 +185,9 @@ class _JaxSnapshot:
             elif leaves.is_numpy(leaf):
                 arrays.append(leaves.owned_copy(leaf))
                 marks.append(None)
-            else:
-                others.encode_value(leaf, path)
-        self.values, self.process_values = others.values, others.process_values
+            elif others is None:
+                encoded.encode_value(leaf, path)
+        self.values, self.process_values = encoded.values, encoded.process_values
         self.marks = tuple(marks)
         self._hold(arrays, devices)
 

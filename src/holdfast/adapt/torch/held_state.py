@@ -46,9 +46,6 @@ class HeldState:
     def change(self) -> str:
         """Return what forbids to use it as the state of its step; empty: it is unchanged."""
         arrays = self._snapshot.outline.arrays
-        if self._snapshot.outline.process_values:
-            name = path_name(self._snapshot.outline.process_values[0])
-            return f"{name} has a state of its own on each rank, that of the lost rank among them"
         if self._computed.is_torn:
             return "a device had not computed it when the collectives were aborted"
         names = [path_name(array.path) for array in arrays]
@@ -60,6 +57,17 @@ class HeldState:
             if piece._version != version:
                 return f"{name} has changed since"
         return ""
+
+    def snapshot(self) -> Snapshot:
+        """Return the state as it was; the values are those of the step."""
+        return self._snapshot
+
+    def lost_with_a_rank(self) -> str:
+        """Return what no other rank can save for a lost one; empty: there is nothing."""
+        if not self._snapshot.outline.process_values:
+            return ""
+        name = path_name(self._snapshot.outline.process_values[0])
+        return f"{name} has a state of its own on each rank, that of the lost rank among them"
 
     def of_survivors(self, survivors: Sequence[int]) -> Snapshot | None:
         """Return the state as one of a job of some of its ranks.

@@ -173,6 +173,13 @@ class Patience:
             return LEAVE_SECS
         return CUT_CLOSE_SECS if self._steps.stop.is_unconfirmed else timeout_secs
 
+    def await_sealed(self) -> None:
+        """Wait until all accepted saves are sealed, because other ranks may save nothing more.
+
+        The agents make durable what becomes whole.
+        """
+        self._progress.wait(lambda sealed, finished: sealed, ERROR_CLOSE_SECS)
+
     def await_end(self, *, is_after_error: bool) -> None:
         """Wait until all accepted saves have ended, because the manager is closed.
 
