@@ -70,7 +70,7 @@ define test_in
 	done
 endef
 
-.PHONY: help demo test test-jax test-torch gpu trainers engines check docs dist bench soak clean
+.PHONY: help demo test test-jax test-torch gpu trainers engines check docs dist bench faults soak clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
@@ -142,6 +142,9 @@ dist: $(DIST_STAMP) ## build wheel and sdist and check them as users get them; E
 
 bench: $(BENCH_STAMP) ## measure beside other checkpointers, for four hours, and write docs/performance.md
 	$(BENCH_VENV)/bin/python -m benchmarks $(ROWS)
+
+faults: $(BENCH_STAMP) ## see who reports a failed last save, Holdfast or others, in a quarter of an hour; as root, which mounts
+	$(BENCH_VENV)/bin/python -m benchmarks.faults
 
 soak: $(STAMP) $(AZURITE_STAMP) ## break it on purpose, for an hour, and write docs/reliability.md
 	rm -rf build/soak

@@ -34,6 +34,8 @@ class DcpS3(Dcp):
         self._url = url
         self._api: Any = obstore
         self._store = from_url(url, client_options={"allow_http": True})
+        prefixes = self._api.list_with_delimiter(self._store)["common_prefixes"]
+        self._steps = sorted(int(Path(prefix).name) for prefix in prefixes)
         self._options = {
             "region": os.environ["AWS_REGION"],
             "s3client_config": S3ClientConfig(force_path_style=True),

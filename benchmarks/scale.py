@@ -16,7 +16,12 @@ PLANS = {
     "16 hosts, shards of 128": (16, 1.0, 128),
 }
 """Hosts, state in TB, ranks that share a replica of it."""
-LEADERS = {"16 hosts": (16, 8), "256 hosts": (256, 8), "1,024 hosts": (1024, 1)}
+LEADERS = {
+    "16 hosts": (16, 8),
+    "256 hosts": (256, 8),
+    "1,024 hosts": (1024, 1),
+    "4,096 hosts": (4096, 1),
+}
 """Hosts and ranks a host: the simulator visits all ranks at each step."""
 
 
