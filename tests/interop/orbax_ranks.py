@@ -34,6 +34,16 @@ def array(value: float) -> jax.Array:
     return jax.make_array_from_callback((8,), sharding, lambda index: whole[index])
 
 
+def of_first() -> jax.Array:
+    """An array of which the second process holds nothing."""
+    devices = [device for device in jax.devices() if device.process_index == 0]
+    mesh = jax.sharding.Mesh(np.array(devices), ("x",))
+    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("x"))
+    indices = sharding.addressable_devices_indices_map((8,))
+    pieces = [jax.device_put(np.full(4, 7, np.float32), device) for device in indices]
+    return jax.make_array_from_single_device_arrays((8,), sharding, pieces, dtype=np.float32)
+
+
 def attempt(call: Any) -> list[str]:
     try:
         return ["ok", str(call())]
@@ -88,6 +98,11 @@ def main() -> None:
         seen["arguments"] = attempt(lambda: manager.restore(1, args=wrong))
         restored = manager.restore(1, args=restore(state))
         seen["restored"] = [float(part.data[0]) for part in restored["w"].addressable_shards]
+        alone = {"w": array(2), "p": of_first()}
+        manager.save(2, args=save(alone))
+        manager.wait_until_finished()
+        found = manager.restore(2, args=restore(alone))["p"]
+        seen["elsewhere"] = [float(part.data[0]) for part in found.addressable_shards]
     manager = ocp.CheckpointManager(folder / "dropped")
     manager.save(1, args=save(state))
     seen["save"] = attempt(lambda: manager.save(2, args=save({"w": object()} if rank else state)))

@@ -51,6 +51,17 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "a"
 
 
+def test_a_step_that_is_overwritten_while_the_one_before_is_removed_fences_nobody(
+    folder: Path,
+) -> None:
+    with opened(folder) as checkpointer:
+        for value in range(10, 30):
+            assert checkpointer.save_async(2, state(value), overwrite=True) is not None
+        checkpointer.save(3, state(3))
+        check(checkpointer, [0, 1, 2, 3], 3)
+        assert set(checkpointer.load(2)["w"].tolist()) == {29}
+
+
 def test_the_newest_step_is_overwritten_after_it_was_reopened(folder: Path) -> None:
     with opened(folder) as checkpointer:
         assert checkpointer.save(2, state(9), overwrite=True)

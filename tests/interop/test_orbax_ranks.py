@@ -60,11 +60,33 @@ def test_an_error_of_one_rank_ends_the_calls_of_the_others_and_holds_no_manager_
         assert first[name][0] == second[name][0] == "InvalidArgumentError"
         assert first[name][1] == f"rank 1: {second[name][1]}"
     assert second["native"] == ["InvalidArgumentError", f"rank 0: {first['native'][1]}"]
+    assert (first["elsewhere"], second["elsewhere"]) == ([7.0, 7.0], [])
     for seen in (first, second):
         assert seen["new"] == [[True], [1]]
         assert seen["restored"] == [1.0, 1.0]
         assert seen["another"] == [[True], [1]]
         assert seen["dropped"] == [[True, True], [1, 3, 4]]
+
+
+def test_a_step_that_another_manager_removed_is_a_missing_file(
+    one_host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in one_host.environment.items():
+        monkeypatch.setenv(name, value)
+    args = ocp.args.StandardSave({"w": jnp.zeros(4)})
+    with ocp.CheckpointManager(tmp_path) as manager, ocp.CheckpointManager(tmp_path) as other:
+        for step in range(2):
+            manager.save(step, args=args)
+        manager.wait_until_finished()
+        other.reload()
+        manager.delete(0)
+        with pytest.raises(FileNotFoundError, match="restore step 0"):
+            other.restore(0)
+        # It is removed between the listing and the reading of what was listed.
+        listed = other._reader.saved_steps
+        monkeypatch.setattr(other._reader, "saved_steps", lambda: [0, *listed()])
+        other.reload()
+        assert list(other.all_steps()) == [1]
 
 
 def test_a_manager_that_was_dropped_after_its_save_failed_fails_no_save_of_a_later_one(

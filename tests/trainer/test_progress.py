@@ -215,6 +215,26 @@ def test_after_a_wait_the_steps_are_those_that_stay(
                 assert manager.all_steps() == expected(step)
 
 
+def test_a_policy_of_the_users_own_judges_what_an_agent_before_has_committed(
+    one_host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "PRESERVED_SECS", 100.0)
+    began = time.monotonic()
+    for start in (0, 4):
+        with holdfast.CheckpointManager(
+            tmp_path / "run",
+            save_decision_policy=save_decision_policy.FixedIntervalPolicy(1),
+            preservation_policy=KeepsOdd(),
+        ) as manager:
+            manager.resume({"w": np.full(10, 0)})
+            for step in range(start, start + 4):
+                assert manager.save(step, {"w": np.full(10, step)})
+                manager.wait_until_finished()
+            assert manager.all_steps() == list(range(1, start + 4, 2))
+        one_host.kill_agents()
+    assert time.monotonic() - began < 0.8 * module.PRESERVED_SECS
+
+
 def test_a_policy_of_the_users_own_that_fails_keeps_all_and_holds_up_no_wait(
     one_host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

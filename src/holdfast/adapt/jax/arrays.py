@@ -219,7 +219,11 @@ def assembled(shape: tuple[int, ...], like: Any, buffers: dict[Region, np.ndarra
         jax.device_put(buffers[region_of(index, shape)], device)
         for device, index in sharding.addressable_devices_indices_map(shape).items()
     ]
-    array: jax.Array = jax.make_array_from_single_device_arrays(shape, sharding, pieces)
+    # A process that holds no piece knows the dtype from `like` alone.
+    dtype = pieces[0].dtype if pieces else like.dtype
+    array: jax.Array = jax.make_array_from_single_device_arrays(
+        shape, sharding, pieces, dtype=dtype
+    )
     return array
 
 

@@ -371,15 +371,21 @@ class Retention:
             self._trainers.notices.post(Notice(kind="warning", reason=str(error)))
             return
         if tidied.drops:
-            self._asked[newest] = set(tidied.drops)
             infos = [_info_message(c, self._infos[c]) for c in tidied.timeline]
+            self._asked[newest] = set(tidied.drops)
             self._trainers.notices.post(Notice(kind="judge", id=newest, data=infos))
 
     async def _tidy(self, work: Callable[[_Tidied], None]) -> _Tidied:
-        """Run `work` on the writing thread; report its removals, also if it fails later."""
+        """Run `work` on the writing thread; report its removals, also if it fails later.
+
+        It ends where a newer attempt has begun: preservation follows the commits of that one. The
+        same trainers begin one when they overwrite a step.
+        """
         tidied = _Tidied()
         try:
             await self._storage_worker.threads.write(work, tidied)
+        except FencedError as error:
+            log.info("preservation: %s", error)
         finally:
             self._report_mended(tidied.mended)
             self._report_cleared(tidied.cleared)
@@ -429,6 +435,8 @@ class Retention:
             return
         run_branches, drops = self._decide_drops(policies.preserve, attempts, listed)
         if policies.user_preserves:
+            # This agent has not committed all of them.
+            self._read_infos([c for c in run_branches.timeline if c not in self._infos])
             tidied.drops, tidied.timeline = drops, run_branches.timeline
             return
         self._remove_all(drops, tidied.removed, listed)

@@ -177,7 +177,9 @@ class CheckpointManager:
         for step in self._reader.saved_steps():
             if is_light:
                 infos.append(decisions.PolicyCheckpointInfo(step, epoch))
-            else:
+                continue
+            # Another process may have removed it since it was listed.
+            with contextlib.suppress(CheckpointNotFoundError):
                 record = self._reader.info(step)
                 infos.append(decisions.PolicyCheckpointInfo(step, record.time, record.metrics))
         self._infos = infos

@@ -14,7 +14,13 @@ from typing import Any
 import jax
 
 import holdfast
-from holdfast.errors import HoldfastError, InvalidArgumentError, NotARunError, StepNotFoundError
+from holdfast.errors import (
+    HoldfastError,
+    InvalidArgumentError,
+    NotARunError,
+    StepNotFoundError,
+    StepUncommittedError,
+)
 from holdfast.interop.orbax import outlines, records, shared_run
 from holdfast.interop.orbax.errors import CheckpointNotFoundError, ItemNotFoundError
 from holdfast.interop.orbax.item_forms import FolderState, ItemRestore
@@ -121,7 +127,7 @@ class RunReader:
             raise self._missing(step)
         try:
             metadata = source.metadata(step)
-        except StepNotFoundError as error:
+        except (StepNotFoundError, StepUncommittedError) as error:
             raise self._missing(step) from error
         return metadata.values, source
 
@@ -195,7 +201,12 @@ class RunReader:
         if like or self._is_awaited:
             # From here on its errors leave the calls of the other processes too.
             self._is_awaited = False
-            tree = source.restore(step, like=outlines.nested(like), partial=".", cast=True)
+            try:
+                tree = source.restore(step, like=outlines.nested(like), partial=".", cast=True)
+            except (StepNotFoundError, StepUncommittedError) as error:
+                # Another process has removed it.
+                self.forget_step(step)
+                raise self._missing(step) from error
             read = {path: value_at(tree, path) for path in like}
         has_folder = any(item.is_folder for item in items.values())
         return read, source.process_values(step) if has_folder else {}
