@@ -38,6 +38,12 @@ def record_digest(data: bytes) -> str:
     return digest(data)
 
 
+def is_sealed(data: bytes) -> bool:
+    """Return whether `data` ends with its digest, so that they are the bytes that were written."""
+    tail = data[-_TAIL_LENGTH:]
+    return tail.startswith(_MARK) and tail[len(_MARK) : -3] == digest(data[:-_TAIL_LENGTH]).encode()
+
+
 def unseal(data: bytes, kind: type[T], name: str) -> T:
     """Return the record in `data`.
 

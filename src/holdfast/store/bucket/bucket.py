@@ -42,7 +42,7 @@ from holdfast.errors import (
 )
 from holdfast.format.digests import Buffer
 from holdfast.format.names import LEASES
-from holdfast.format.sealed import RECORD_SIZE_MAX_BYTES
+from holdfast.format.sealed import RECORD_SIZE_MAX_BYTES, is_sealed
 from holdfast.quantities import secs_text
 from holdfast.store.bucket.bucket_home import BucketHome, FleetingObjects, removed_after
 from holdfast.store.bucket.upload_pace import UploadPace
@@ -78,6 +78,8 @@ THROTTLED_SECS = 900.0
 PAUSE_SECS = 0.2
 """The pause after the first failure; it doubles with each further one."""
 PAUSE_MAX_SECS = 20.0
+RECORDS = ".json"
+"""How the keys of sealed records end."""
 FINAL_ERRORS = (ObjectNotFoundError, OutOfSpaceError, StorageRefusedError)
 """Errors after which a request is not repeated."""
 
@@ -301,7 +303,14 @@ class BucketStore(Store):
 
     def get(self, key: str) -> bytes:
         name = self._name(key)
-        data = self._tried(lambda: self._bucket.get(name, RECORD_SIZE_MAX_BYTES + 1))
+
+        def read() -> bytes:
+            return self._tried(lambda: self._bucket.get(name, RECORD_SIZE_MAX_BYTES + 1))
+
+        data = read()
+        if key.endswith(RECORDS) and not is_sealed(data):
+            # It may have been changed on the way, as a block that is read again.
+            data = read()
         if len(data) > RECORD_SIZE_MAX_BYTES:
             raise CheckpointDamagedError(
                 f"read {name}: expected at most {RECORD_SIZE_MAX_BYTES} bytes, found more; it was "
@@ -488,7 +497,7 @@ class Tries:
             pause_secs = PAUSE_SECS * 2 ** (self._count - 1)
         if isinstance(error, FINAL_ERRORS) or is_last:
             raise error
-        if self._throttled_count == 1:
+        if isinstance(error, StorageThrottledError) and self._throttled_count == 1:
             text = "%s: its service has too many requests; this one is repeated for up to %d s: %s"
             log.warning(text, self._what, THROTTLED_SECS, error)
         elif self._is_worth_a_warning(secs) and not self._outage.is_logged:
@@ -502,7 +511,8 @@ class Tries:
         waits.sleep(self._clock, share * min(pause_secs, PAUSE_MAX_SECS))
 
     def _is_worth_a_warning(self, secs: float) -> bool:
-        return self._count == LOGGED_COUNT or (self._count < LOGGED_COUNT and secs > LOGGED_SECS)
+        is_early = 0 < self._count < LOGGED_COUNT
+        return self._count == LOGGED_COUNT or (is_early and secs > LOGGED_SECS)
 
 
 class _BucketReader:

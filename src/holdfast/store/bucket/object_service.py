@@ -46,7 +46,9 @@ PAGE_COUNT_MAX = 1_000
 """Keys in one page of a listing: the most that S3 returns."""
 CONNECT_SECS = 5
 REQUEST_SECS = 60
-"""The time of one small request."""
+"""The time of one small request, and for which the bytes of a large answer may pause."""
+ANSWER_SECS = 3600
+"""The time of one large answer: 32 MiB, of 12 at once, at 0.1 MB/s in all."""
 SILENT_SECS = 5
 """After this time without an answer a request in the main thread is logged."""
 PART_SECS = 300
@@ -139,8 +141,10 @@ log = logging.getLogger(__name__)
 class ServiceBucket:
     """A `Bucket` of a service. Thread-safe."""
 
-    def __init__(self, url: str, service: ServiceOptions, small: Any, large: Any) -> None:
-        """`small` and `large` are stores of obstore, for small requests and for uploads."""
+    def __init__(
+        self, url: str, service: ServiceOptions, small: Any, large: Any, reading: Any
+    ) -> None:
+        """The last three are stores of obstore: for small requests, uploads and large answers."""
         import obstore
         from obstore import exceptions
 
@@ -148,6 +152,7 @@ class ServiceBucket:
         self._service = service
         self._small = small
         self._large = large
+        self._reading = reading
         self._api = obstore
         self._errors = exceptions
         self._is_silence_logged = False
@@ -198,17 +203,19 @@ class ServiceBucket:
 
     def read_into(self, key: str, version: str, start_bytes: int, target: memoryview) -> None:
         loan = _Loan(target)
+        has_answered = threading.Event()
 
         def read() -> None:
             options: dict[str, object] = {"range": (start_bytes, start_bytes + len(target))}
             if version:
                 options["if_match"] = version
             try:
-                answer = self._api.get(self._small, key, options=options)
+                answer = self._api.get(self._reading, key, options=options)
             except self._errors.PreconditionError as error:
                 raise ObjectNotFoundError(
                     f"read {key} in {self._url}: it was replaced while it was read"
                 ) from error
+            has_answered.set()
             # The client would join the pieces of a whole answer in memory that is new each time.
             filled_bytes = 0
             for piece in answer.stream(min_chunk_size=PIECE_SIZE_BYTES):
@@ -223,7 +230,7 @@ class ServiceBucket:
                 )
 
         try:
-            self._request("read", key, read)
+            self._request("read", key, read, is_answering=has_answered.is_set)
         finally:
             loan.end()
 
@@ -270,11 +277,17 @@ class ServiceBucket:
         call = functools.partial(self._api.delete, self._small, [*keys])
         self._request("delete", keys[0], call)
 
-    def _request(self, request: str, key: str, call: Callable[[], T]) -> T:
+    def _request(
+        self,
+        request: str,
+        key: str,
+        call: Callable[[], T],
+        is_answering: Callable[[], bool] = lambda: False,
+    ) -> T:
         """Return the result of `call`, which an interruption may leave behind."""
 
         def log_silence() -> None:
-            if not self._is_silence_logged:
+            if not self._is_silence_logged and not is_answering():
                 self._is_silence_logged = True
                 log.warning(
                     "%s %s in %s: the service has not answered for %d s; the request is given up "
@@ -461,7 +474,9 @@ def connect(url: str) -> ServiceBucket:
     # Read anew by each call, and never kept here.
     provider = profile_credentials(url, os.environ) if service is S3 else None
 
-    def store(request_secs: int, retry: dict[str, object], **given: object) -> Any:
+    def store(
+        request_secs: int, retry: dict[str, object], pause_secs: int | None = None, **given: object
+    ) -> Any:
         if provider is not None:
             given["credential_provider"] = provider
         options = {
@@ -470,6 +485,8 @@ def connect(url: str) -> ServiceBucket:
             # Options given here replace those of the environment.
             "allow_http": os.environ.get(service.allow_http, "").lower() == "true",
         }
+        if pause_secs is not None:
+            options["read_timeout"] = timedelta(seconds=pause_secs)
         try:
             store_type: Any = getattr(stores, service.store)
             return store_type(bucket, client_options=options, retry_config=retry, **given)
@@ -492,7 +509,8 @@ def connect(url: str) -> ServiceBucket:
     }
     unsigned = {"unsigned_payload": True} if service is S3 and _leaves_parts_unsigned() else {}
     large = store(PART_SECS, often, **unsigned)
-    return ServiceBucket(url, service, store(REQUEST_SECS, once), large)
+    reading = store(ANSWER_SECS, once, REQUEST_SECS)
+    return ServiceBucket(url, service, store(REQUEST_SECS, once), large, reading)
 
 
 def _leaves_parts_unsigned() -> bool:

@@ -140,11 +140,12 @@ class UploadPace:
             self._width = max(1.0, self._width / 2)
             self._pause_secs = min(PAUSE_MAX_SECS, self._pause_secs * 2 or FIRST_PAUSE_SECS)
             self._slowed_secs = self._clock.monotonic()
-            log.info(
-                "uploads slow down: %d parts at once, with pauses of %.2f s",
-                self.parts_at_once,
-                self._pause_secs,
-            )
+            if self._in_flight:
+                log.info(
+                    "uploads slow down: %d parts at once, with pauses of %.2f s",
+                    self.parts_at_once,
+                    self._pause_secs,
+                )
 
     def _wait(self) -> None:
         began_secs = self._clock.monotonic()
