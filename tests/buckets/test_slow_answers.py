@@ -9,16 +9,21 @@ import time
 from collections.abc import Iterator
 
 import msgspec
+import numpy as np
 import pytest
 
+import holdfast
 from holdfast.clock import SystemClock
 from holdfast.errors import StorageError, StorageThrottledError
 from holdfast.format.sealed import is_sealed, seal
+from holdfast.local_agent import launch
 from holdfast.store.bucket import object_service
 from holdfast.store.bucket.bucket import BucketStore, Outage, Tries
 from holdfast.store.bucket.object_service import connect
 from holdfast.store.bucket.upload_pace import UploadPace
+from tests.buckets.fault_proxy import FaultProxy, Request
 from tests.buckets.object_server import ObjectServer
+from tests.hosts import Host
 from tests.trust.in_process import StepClock
 
 pytest.importorskip("obstore", reason="obstore is not installed")
@@ -122,3 +127,31 @@ def test_each_failure_of_a_request_is_told_as_what_it_is(caplog: pytest.LogCaptu
         tries.failed(StorageThrottledError("503 SlowDown"))
     assert "too many requests" not in caplog.text
     assert "try 0" not in caplog.text
+
+
+def test_an_opening_outlasts_refusals_that_its_agent_meets(
+    proxy: FaultProxy,
+    proxied_url: str,
+    one_host: Host,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(launch, "START_SECS", 1.0)
+    monkeypatch.setattr(launch, "TOLD_SECS", 1.0)
+    state = {"w": np.arange(3)}
+    with holdfast.CheckpointManager(proxied_url) as manager:
+        manager.save(0, state, force=True)
+    one_host.kill_agents()
+    until_secs = 0.0
+
+    def choose(request: Request) -> str | None:
+        nonlocal until_secs
+        if not until_secs and one_host.agent_processes():
+            until_secs = time.monotonic() + 4
+        return "slow down" if time.monotonic() < until_secs else None
+
+    proxy.choose = choose
+    with holdfast.CheckpointManager(proxied_url) as manager:
+        assert time.monotonic() > until_secs > 0
+        assert manager.resume(state)[0] == 1
+    assert "has not answered for 1 s: it reads the run" in caplog.text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import subprocess
 import sys
@@ -17,6 +18,8 @@ from holdfast.local_agent.detached_process import ALREADY_RUNNING
 from holdfast.local_agent.place import is_locked
 
 START_SECS = 60.0
+TOLD_SECS = 10.0
+"""After this time a longer wait is logged."""
 POLL_SECS = 0.005
 LEAVING_POLL_SECS = 0.1
 REAP_SECS = 10.0
@@ -32,6 +35,9 @@ PATH_VARIABLES = (
 """Variables that have the path of a file or a folder, for the agent or for a service's client."""
 
 
+log = logging.getLogger(__name__)
+
+
 @dataclass(frozen=True, slots=True)
 class AgentStart:
     """An agent that was found or is starting; `process` is None where this process started none."""
@@ -42,7 +48,12 @@ class AgentStart:
 
 
 def await_agent(
-    name: str, start: AgentStart, again: Callable[[], AgentStart], log: Path, clock: Clock
+    name: str,
+    start: AgentStart,
+    again: Callable[[], AgentStart],
+    log_path: Path,
+    clock: Clock,
+    patience_secs: float = START_SECS,
 ) -> AgentStart:
     """Wait until an agent answers; start another one where it ended before.
 
@@ -50,8 +61,9 @@ def await_agent(
         name: what it is, for messages: `the agent of runs/a`.
         start: of the agent that is there or starting.
         again: starts another one.
-        log: the agent's log, for messages.
+        log_path: the agent's log, for messages.
         clock: the time.
+        patience_secs: how long one that has its place may take until it answers.
 
     Returns:
         The start of the agent that answers. The process of each start was waited for.
@@ -59,9 +71,20 @@ def await_agent(
     Raises:
         AgentUnavailableError: none answers, or one that runs does not.
     """
-    deadline = clock.monotonic() + START_SECS
-    ended_count = 0
-    while clock.monotonic() < deadline and ended_count < ENDED_COUNT_MAX:
+    began_secs, ended_count, is_told = clock.monotonic(), 0, False
+    while ended_count < ENDED_COUNT_MAX:
+        waited_secs = clock.monotonic() - began_secs
+        if waited_secs >= START_SECS and not (
+            waited_secs < patience_secs and is_locked(start.folder)
+        ):
+            break
+        if waited_secs >= TOLD_SECS and patience_secs > START_SECS and not is_told:
+            is_told = True
+            log.warning(
+                "%s has not answered for %d s: it reads the run, whose service may refuse requests "
+                "for a while; it is waited for up to %d min; see %s",
+                *(name, TOLD_SECS, round(patience_secs / 60), log_path),
+            )
         try:
             has_answered = answers(start.folder)
         except AgentSilentError as error:
@@ -83,9 +106,9 @@ def await_agent(
         waits.sleep(clock, POLL_SECS)
     reap(start.process)
     raise AgentUnavailableError(
-        f"start {name} in {start.folder}: none answered within {START_SECS:.0f} s ({ended_count} "
+        f"start {name} in {start.folder}: none answered within {waited_secs:.0f} s ({ended_count} "
         f"ended before they did; the last one: {_end_text(start.process)}): "
-        f"{last_line(start.folder)}; see {log}"
+        f"{last_line(start.folder)}; see {log_path}"
     )
 
 

@@ -13,10 +13,12 @@ from holdfast.host.wire.agent_directory import agent_folders
 from holdfast.host.wire.config import AgentConfig
 from holdfast.host.wire.control_block import SEAT_COUNT
 from holdfast.local_agent.client import AgentSilentError, answers
-from holdfast.local_agent.launch import AgentStart, await_agent, spawn
+from holdfast.local_agent.launch import START_SECS, AgentStart, await_agent, spawn
 from holdfast.local_agent.place import make_private, make_root
 from holdfast.store.location import RunLocation
 
+BUCKET_START_SECS = 960.0
+"""An agent reads its run before it answers, and repeats requests to a bucket for 15 minutes."""
 OWN_FILES_SIZE_BYTES = 64 * 1024 + 16 * SEAT_COUNT
 
 
@@ -51,7 +53,7 @@ def ensure_agent(config: AgentConfig, clock: Clock) -> tuple[Path, str | None]:
         AgentUnavailableError: the agent does not start, and the message names its log; or one that
             runs does not answer.
     """
-    log = RunLocation(config.run).agent_log(config.host)
+    location = RunLocation(config.run)
     try:
         folder = find_live_agent(config.run_id, config.host)
     except AgentSilentError as error:
@@ -59,7 +61,9 @@ def ensure_agent(config: AgentConfig, clock: Clock) -> tuple[Path, str | None]:
         folder = error.folder
     start = AgentStart(folder, None, None) if folder is not None else _start(config)
     name = f"the agent of {config.run}"
-    answering = await_agent(name, start, lambda: _start(config), log, clock)
+    patience_secs = BUCKET_START_SECS if location.is_url else START_SECS
+    log_path = location.agent_log(config.host)
+    answering = await_agent(name, start, lambda: _start(config), log_path, clock, patience_secs)
     return answering.folder, answering.reason
 
 
