@@ -39,6 +39,9 @@ from holdfast.store.durable import DurableStore
 from holdfast.store.location import RunLocation
 from holdfast.trainer.opening.run_access import read_only
 
+DELETE_SECS = 900.0
+"""How long the agent may take: it removes a step that it is uploading once it is uploaded."""
+
 
 @click.command()
 @click.argument("directory", metavar="DIR", type=click.Path())
@@ -170,7 +173,8 @@ def _remove_by_agent(run: ReadableRun, wanted: list[CheckpointId]) -> bool:
             return False
         _check_not_its_remote_tier(run, status_of(folder))
         request = protocol.Delete(ids=tuple(wanted), by_user=True)
-        ask(folder, "delete", request, protocol.Empty)
+        with output.stderr().status("waiting for the agent, which ends what it is writing"):
+            ask(folder, "delete", request, protocol.Empty, DELETE_SECS)
     except AgentSilentError as error:
         raise AgentUnavailableError(f"remove checkpoints of {run.location}: {error}") from error
     except AgentGoneError:

@@ -25,7 +25,7 @@ from holdfast.host.wire.agent_directory import user_name
 from holdfast.host.wire.agents_here import ask, leaving, living
 from holdfast.host.wire.group_record import process_start
 from holdfast.local_agent.client import AgentGoneError, AgentSilentError, answers
-from holdfast.store.location import open_durable
+from holdfast.store.location import RunLocation, open_durable
 from holdfast.trainer.opening.run_access import read_only
 
 POLL_SECS = 0.05
@@ -54,7 +54,7 @@ def stop(directory: str | None, is_all: bool, timeout_secs: float, as_json: bool
     """
     if directory is not None and is_all:
         raise click.UsageError("DIR and --all exclude each other.", click.get_current_context())
-    run_id = read_only(directory).agents_id if directory is not None else None
+    run_id = _run_id(directory) if directory is not None else None
     agents = [agent for agent in living() if run_id in (None, agent.run_id)]
     if len(agents) > 1 and directory is None and not is_all:
         runs = ", ".join(agent.run for agent in agents)
@@ -77,6 +77,16 @@ def stop(directory: str | None, is_all: bool, timeout_secs: float, as_json: bool
     _await_leaving(run_id, deadline, clock)
     _report(stopped, problems, as_json)
     return 1 if problems else 0
+
+
+def _run_id(directory: str) -> str | None:
+    """Return the id of the run in DIR; of a URL with an agent here without a request to it.
+
+    The service may refuse requests just then.
+    """
+    location = RunLocation(directory)
+    ids = {agent.run_id for agent in living() if location.is_url and agent.run == location.text}
+    return ids.pop() if len(ids) == 1 else read_only(directory).agents_id
 
 
 def _await_leaving(run_id: str | None, deadline: float, clock: Clock) -> None:

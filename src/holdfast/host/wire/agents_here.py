@@ -104,7 +104,13 @@ def status_of(folder: Path) -> protocol.AgentStatus:
     return ask(folder, "status", protocol.Empty(), protocol.AgentStatus)
 
 
-def ask(folder: Path, name: str, message: msgspec.Struct, kind: type[Answer]) -> Answer:
+def ask(
+    folder: Path,
+    name: str,
+    message: msgspec.Struct,
+    kind: type[Answer],
+    timeout_secs: float = ASK_SECS,
+) -> Answer:
     """Call the agent in `folder` once.
 
     Returns:
@@ -115,7 +121,7 @@ def ask(folder: Path, name: str, message: msgspec.Struct, kind: type[Answer]) ->
         AgentUnavailableError: This version cannot decode the answer.
         HoldfastError: The agent answered with this error.
     """
-    client = AgentClient(folder, timeout_secs=ASK_SECS)
+    client = AgentClient(folder, timeout_secs=timeout_secs)
     try:
         return client.call(name, message, kind)
     except msgspec.DecodeError as error:
