@@ -204,9 +204,9 @@ def test_the_first_commit_of_an_attempt_checks_all_records() -> None:
         good = server.objects[PREFIX + attempt_keys(1)[0]][0]
         assert server.objects[damage][0] == good
     *_, first, second = requests
-    # All records and their copies, the run's record, the own record; the attempts are listed. And
-    # the leases, which are in a folder here.
-    assert first - second == {"get": 2 * 3 + 1 + 1, "list_page": 1, "put": 1}
+    # All records and their copies, the damaged one twice, the run's record, the own record; the
+    # attempts are listed. And the leases, which are in a folder here.
+    assert first - second == {"get": 2 * 3 + 1 + 1 + 1, "list_page": 1, "put": 1}
 
 
 def fill(server: ObjectServer, newest: CheckpointId) -> None:
