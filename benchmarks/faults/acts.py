@@ -29,13 +29,11 @@ class Trial:
     """What a fault acts on.
 
     Attributes:
-        library: Its name.
         place: The directory of the checkpoints, on a file system of its own.
         ram: Holdfast's memory.
         process: The program that saves.
     """
 
-    library: str
     place: Path
     ram: Path
     process: subprocess.Popen[str]

@@ -43,6 +43,10 @@ class Library(Protocol):
         """Save a step, in the background where the library can."""
         ...
 
+    def wait(self) -> None:
+        """Wait for the saves."""
+        ...
+
     def finish(self) -> None:
         """Wait for the saves and close, as a program does at its end."""
         ...
@@ -241,7 +245,7 @@ def _torch(name: str) -> Callable[[str], Torch]:
     return opened
 
 
-LIBRARIES: dict[str, Callable[[str], Any]] = {
+LIBRARIES: dict[str, Callable[[str], Library]] = {
     "Holdfast": Holdfast,
     "Orbax": Orbax,
     "torch.save": _torch("torch.save"),

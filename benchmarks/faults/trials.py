@@ -23,7 +23,7 @@ from tests.buckets.fault_proxy import FaultProxy, Request
 ROOM_STATES = 5
 """The file system has room for so many states."""
 PROGRAM_SECS = 120.0
-TOLD = re.compile(r"error|fail|cannot|could not|damage|corrupt|died|no space", re.IGNORECASE)
+FAILURE = re.compile(r"error|fail|cannot|could not|damage|corrupt|died|no space", re.IGNORECASE)
 MESSAGE_CHARS = 300
 BAD_REQUESTS = 20
 
@@ -42,29 +42,29 @@ class Outcome:
 
     Attributes:
         save: How the program ended: "well", "error", "killed" or "hang".
-        told: The line that says it, of an exception or of a log; empty: none.
+        message: The line that says it, of an exception or of a log; empty: none.
         found: The step that the restart has, "wrong" for bytes of no step, "error", None for none.
-        restart_told: The line in which the restart says it; empty: none.
+        restart_message: The line in which the restart says it; empty: none.
     """
 
     save: str
-    told: str
+    message: str
     found: int | str | None
-    restart_told: str
+    restart_message: str
 
     @property
     def verdict(self) -> str:
         """Return the words of the table."""
         if self.found == LAST:
             return "kept"
-        saying = "said" if self.told or self.save == "error" else ""
+        saying = "said" if self.message or self.save == "error" else ""
         if self.save == "hang":
             saying = "**hangs**"
         if self.found == "wrong":
             return "; ".join(filter(None, (saying, "**wrong bytes**")))
         if self.found == "error":
             return "; ".join(filter(None, (saying, "no restore")))
-        if self.restart_told and not saying:
+        if self.restart_message and not saying:
             saying = "said"
         left = "all lost" if self.found is None else "step before"
         if not saying and self.save != "killed":
@@ -149,19 +149,19 @@ def _run_at(
             stderr=err,
             text=True,
         )
-        trial = Trial(library, Path(place), ram, process)
+        trial = Trial(Path(place), ram, process)
         try:
             save = _drive(trial, fault)
             err.seek(0)
-            told = _told(err.read())
+            message = _failure_line(err.read())
             if fault.finished is not None:
                 fault.finished(trial)
-            found, restart_told = _restart(command, environment)
+            found, restart_message = _restart(command, environment)
         finally:
             process.kill()
             process.communicate()
             lose_ram(trial)
-    return Outcome(save, told, found, restart_told)
+    return Outcome(save, message, found, restart_message)
 
 
 def _drive(trial: Trial, fault: Fault) -> str:
@@ -204,9 +204,9 @@ def _tell(trial: Trial, word: str) -> None:
         trial.process.stdin.flush()
 
 
-def _told(text: str) -> str:
+def _failure_line(text: str) -> str:
     """Return the last line that tells of a failure; empty: there is none."""
-    lines = [line.strip() for line in text.splitlines() if TOLD.search(line)]
+    lines = [line.strip() for line in text.splitlines() if FAILURE.search(line)]
     if not lines:
         return ""
     # The places differ from run to run.
@@ -227,5 +227,7 @@ def _restart(command: list[str], environment: dict[str, str]) -> tuple[int | str
     except subprocess.TimeoutExpired:
         return "error", "hang"
     if done.returncode:
-        return "error", _told(done.stderr) or done.stderr.strip().splitlines()[-1][:MESSAGE_CHARS]
-    return json.loads(done.stdout.splitlines()[-1])["found"], _told(done.stderr)
+        return "error", _failure_line(done.stderr) or done.stderr.strip().splitlines()[-1][
+            :MESSAGE_CHARS
+        ]
+    return json.loads(done.stdout.splitlines()[-1])["found"], _failure_line(done.stderr)

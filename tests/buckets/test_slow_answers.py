@@ -137,7 +137,7 @@ def test_an_opening_outlasts_refusals_that_its_agent_meets(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr(launch, "START_SECS", 1.0)
-    monkeypatch.setattr(launch, "TOLD_SECS", 1.0)
+    monkeypatch.setattr(launch, "LOG_SECS", 1.0)
     state = {"w": np.arange(3)}
     with holdfast.CheckpointManager(proxied_url) as manager:
         manager.save(0, state, force=True)

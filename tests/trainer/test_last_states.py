@@ -156,6 +156,29 @@ def test_a_step_of_jax_is_saved_where_its_arrays_were_not_donated(
     assert jax.random.key_data(again["key"]).tolist() == jax.random.key_data(state["key"]).tolist()
 
 
+def test_a_state_whose_computation_failed_hides_no_error_of_the_training(
+    one_host: Host, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Fails:
+        def change(self) -> str:
+            return ""
+
+        def snapshot(self) -> Any:
+            raise RuntimeError("INTERNAL: a computation failed")
+
+    seen: list[str] = []
+    try:
+        with managed(tmp_path, "jax") as manager:
+            manager.save(0, jax_state())
+            manager._last.step, manager._last.held = 1, Fails()
+            raise KeyError("of the training")
+    except KeyError as error:
+        seen.append(str(error))
+    assert seen == ["'of the training'"]
+    assert "step 1, the last one, cannot be saved: INTERNAL" in caplog.text
+    assert steps_of(tmp_path) == [0]
+
+
 def test_states_of_numpy_are_refused(one_host: Host, tmp_path: Path) -> None:
     with managed(tmp_path, "numpy") as manager, pytest.raises(InvalidArgumentError) as raised:
         manager.save(0, {"w": np.zeros(3)})

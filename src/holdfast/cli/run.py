@@ -17,7 +17,7 @@ from holdfast.cli import output
 from holdfast.clock import Clock, SystemClock
 from holdfast.errors import InvalidArgumentError
 from holdfast.host.wire.config import AgentConfig
-from holdfast.host.wire.launch import ensure_agent
+from holdfast.host.wire.launch import ensure_agent, opening_secs
 from holdfast.local_agent.place import host_name
 from holdfast.supervise.agents import AgentOfRun, Agents
 from holdfast.supervise.command import ColdStarts, CommandNotRunError, Signals, Starts
@@ -277,7 +277,7 @@ def _start_agent(directory: str, clock: Clock) -> AgentOfRun:
     config = AgentConfig(
         run=str(opened.location), run_id=opened.run_id, host=host_name(), folder=""
     )
-    folder, reason = ensure_agent(config, clock)
+    folder, reason = ensure_agent(config, clock, opening_secs(config))
     if reason is not None:
         output.warn(f"the agent and RAM checkpoints are in {folder}: {reason}")
     return AgentOfRun(run=config.run, run_id=config.run_id, host=config.host)

@@ -54,8 +54,9 @@ def stop(directory: str | None, is_all: bool, timeout_secs: float, as_json: bool
     """
     if directory is not None and is_all:
         raise click.UsageError("DIR and --all exclude each other.", click.get_current_context())
-    run_id = _run_id(directory) if directory is not None else None
-    agents = [agent for agent in living() if run_id in (None, agent.run_id)]
+    every = living()
+    run_id = _run_id(directory, every) if directory is not None else None
+    agents = [agent for agent in every if run_id in (None, agent.run_id)]
     if len(agents) > 1 and directory is None and not is_all:
         runs = ", ".join(agent.run for agent in agents)
         raise click.UsageError(
@@ -79,13 +80,13 @@ def stop(directory: str | None, is_all: bool, timeout_secs: float, as_json: bool
     return 1 if problems else 0
 
 
-def _run_id(directory: str) -> str | None:
+def _run_id(directory: str, agents: Iterable[protocol.AgentStatus]) -> str | None:
     """Return the id of the run in DIR; of a URL with an agent here without a request to it.
 
     The service may refuse requests just then.
     """
     location = RunLocation(directory)
-    ids = {agent.run_id for agent in living() if location.is_url and agent.run == location.text}
+    ids = {agent.run_id for agent in agents if location.is_url and agent.run == location.text}
     return ids.pop() if len(ids) == 1 else read_only(directory).agents_id
 
 

@@ -18,7 +18,7 @@ from holdfast.local_agent.detached_process import ALREADY_RUNNING
 from holdfast.local_agent.place import is_locked
 
 START_SECS = 60.0
-TOLD_SECS = 10.0
+LOG_SECS = 10.0
 """After this time a longer wait is logged."""
 POLL_SECS = 0.005
 LEAVING_POLL_SECS = 0.1
@@ -71,19 +71,19 @@ def await_agent(
     Raises:
         AgentUnavailableError: none answers, or one that runs does not.
     """
-    began_secs, ended_count, is_told = clock.monotonic(), 0, False
+    began_secs, ended_count, is_logged = clock.monotonic(), 0, False
     while ended_count < ENDED_COUNT_MAX:
         waited_secs = clock.monotonic() - began_secs
         if waited_secs >= START_SECS and not (
             waited_secs < patience_secs and is_locked(start.folder)
         ):
             break
-        if waited_secs >= TOLD_SECS and patience_secs > START_SECS and not is_told:
-            is_told = True
+        if waited_secs >= LOG_SECS and patience_secs > START_SECS and not is_logged:
+            is_logged = True
             log.warning(
                 "%s has not answered for %d s: it reads the run, whose service may refuse requests "
                 "for a while; it is waited for up to %d min; see %s",
-                *(name, TOLD_SECS, round(patience_secs / 60), log_path),
+                *(name, LOG_SECS, round(patience_secs / 60), log_path),
             )
         try:
             has_answered = answers(start.folder)
@@ -103,7 +103,8 @@ def await_agent(
             ended_count += 1
             if ended_count < ENDED_COUNT_MAX:
                 start = again()
-        waits.sleep(clock, POLL_SECS)
+        # Each look at the lock takes it for a moment, in which an agent that starts finds it taken.
+        waits.sleep(clock, POLL_SECS if waited_secs < START_SECS else LEAVING_POLL_SECS)
     reap(start.process)
     raise AgentUnavailableError(
         f"start {name} in {start.folder}: none answered within {waited_secs:.0f} s ({ended_count} "

@@ -13,7 +13,12 @@ from dataclasses import dataclass
 from holdfast.adapt.contract import Framework, HeldState, Processes
 from holdfast.adapt.program_facts import loader_problem, order_problem
 from holdfast.clock import Clock
-from holdfast.errors import FencedError, InvalidArgumentError, UnsupportedLeafError
+from holdfast.errors import (
+    FencedError,
+    HoldfastError,
+    InvalidArgumentError,
+    UnsupportedLeafError,
+)
 from holdfast.format.names import CheckpointId
 from holdfast.host.wire import protocol
 from holdfast.policy.loss_guard import LossGuard
@@ -142,7 +147,15 @@ class DueSaves:
             return False
         now_secs = self.clock.monotonic()
         args = last.step, held, last.metrics
-        if not self._save(*args, force=True, asked_secs=now_secs, held=held):
+        try:
+            is_saved = self._save(*args, force=True, asked_secs=now_secs, held=held)
+        except HoldfastError:
+            raise
+        except (RuntimeError, TypeError, ValueError) as error:
+            # The computation of the state has failed too. The training's own error comes first.
+            log.warning("step %d, the last one, cannot be saved: %s", last.step, error)
+            return False
+        if not is_saved:
             return False
         log.info("step %d, the last one, is being saved after an exception", last.step)
         return True

@@ -39,12 +39,20 @@ def find_live_agent(run_id: str, host: str) -> Path | None:
     return next((f for f in agent_folders(run_id, host) if answers(f)), None)
 
 
-def ensure_agent(config: AgentConfig, clock: Clock) -> tuple[Path, str | None]:
+def opening_secs(config: AgentConfig) -> float:
+    """Return how long an opening waits for an agent that starts."""
+    return BUCKET_START_SECS if RunLocation(config.run).is_url else START_SECS
+
+
+def ensure_agent(
+    config: AgentConfig, clock: Clock, patience_secs: float = START_SECS
+) -> tuple[Path, str | None]:
     """Return the folder of the run's agent, which is started where none answers.
 
     Args:
         config: the agent that is wanted.
         clock: the time.
+        patience_secs: how long one that has its place may take until it answers.
 
     Returns:
         The folder, and the reason why it is not on the RAM tier's root, or None if it is.
@@ -53,7 +61,7 @@ def ensure_agent(config: AgentConfig, clock: Clock) -> tuple[Path, str | None]:
         AgentUnavailableError: the agent does not start, and the message names its log; or one that
             runs does not answer.
     """
-    location = RunLocation(config.run)
+    log_path = RunLocation(config.run).agent_log(config.host)
     try:
         folder = find_live_agent(config.run_id, config.host)
     except AgentSilentError as error:
@@ -61,8 +69,6 @@ def ensure_agent(config: AgentConfig, clock: Clock) -> tuple[Path, str | None]:
         folder = error.folder
     start = AgentStart(folder, None, None) if folder is not None else _start(config)
     name = f"the agent of {config.run}"
-    patience_secs = BUCKET_START_SECS if location.is_url else START_SECS
-    log_path = location.agent_log(config.host)
     answering = await_agent(name, start, lambda: _start(config), log_path, clock, patience_secs)
     return answering.folder, answering.reason
 

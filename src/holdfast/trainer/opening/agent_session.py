@@ -56,8 +56,9 @@ from holdfast.host.wire.control_block import (
     step_time_cell,
     wait_cells,
 )
-from holdfast.host.wire.launch import ensure_agent
+from holdfast.host.wire.launch import ensure_agent, opening_secs
 from holdfast.local_agent.client import AgentGoneError, AgentSilentError
+from holdfast.local_agent.launch import START_SECS
 from holdfast.observe.events.schema import TrainerEvent
 from holdfast.store.durable import RunHome
 
@@ -231,7 +232,7 @@ class AgentSession:
         self.error: BaseException | None = None
         """What has left the manager's `with` block, and so ends the training."""
         """What stays on this host after `close`; None if the agent did not answer."""
-        self.place = self._join()
+        self.place = self._join(opening_secs(self._config))
         self._watcher = threading.Thread(target=self._watch, name="holdfast-watch", daemon=True)
 
     @property
@@ -472,7 +473,7 @@ class AgentSession:
         place = self.place
         return msgspec.structs.replace(self._attach, attempt=place.attempt, origin=place.origin)
 
-    def _join(self) -> AgentPlace:
+    def _join(self, patience_secs: float = START_SECS) -> AgentPlace:
         for _ in range(TRIES_MAX):
             # Raises if the directory was removed: no agent is started for a replacement at its
             # path.
@@ -482,7 +483,7 @@ class AgentSession:
             self._attach = msgspec.structs.replace(
                 self._attach, run=run, directory=self._home.identity_text
             )
-            folder, reason = ensure_agent(self._config, self._clock)
+            folder, reason = ensure_agent(self._config, self._clock, patience_secs)
             if reason is not None:
                 log.warning("the agent, and RAM checkpoints with it, are in %s: %s", folder, reason)
             client = AgentClient(folder)

@@ -20,7 +20,7 @@ from holdfast.errors import AgentUnavailableError
 from holdfast.format.names import NO_ATTEMPT, AttemptId
 from holdfast.host.wire.client import AgentClient
 from holdfast.host.wire.config import AgentConfig
-from holdfast.host.wire.launch import ensure_agent
+from holdfast.host.wire.launch import ensure_agent, opening_secs
 from holdfast.host.wire.protocol import AgentStatus, Attach, Expect
 from holdfast.local_agent.client import AgentGoneError
 from holdfast.local_agent.launch import LEAVING_POLL_SECS, START_SECS
@@ -225,7 +225,7 @@ def _await_agent(config: AgentConfig, expect: Expect, clock: Clock) -> AgentStat
     """Return the status of this host's agent, which stays until this process attaches."""
     until_secs, reason = clock.monotonic() + START_SECS, "it leaves"
     while clock.monotonic() < until_secs:
-        folder, _ = ensure_agent(config, clock)
+        folder, _ = ensure_agent(config, clock, opening_secs(config))
         client = AgentClient(folder)
         try:
             status = client.call("expect", expect, AgentStatus)

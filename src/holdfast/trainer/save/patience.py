@@ -57,6 +57,8 @@ LEAVE_SECS = 1.0
 """How long each call waits after a signal has ended another one."""
 LOOK_SECS = 1.0
 """How long an agent has to learn what is in the remote tier, also with a timeout of 0."""
+SEAL_SECS = 60.0
+"""How long a process that leaves after an error waits for the seals of its own saves."""
 ASK_SECS = 5.0
 """How often it is asked again whether the newest checkpoint is there."""
 SAVE_PATIENCE_SECS = 10.0
@@ -177,8 +179,14 @@ class Patience:
         """Wait until all accepted saves are sealed, because other ranks may save nothing more.
 
         The agents make durable what becomes whole.
+
+        Raises:
+            WaitTimeoutError: They are not sealed after `SEAL_SECS`.
         """
-        self._progress.wait(lambda sealed, finished: sealed, ERROR_CLOSE_SECS)
+        if not self._progress.wait(lambda sealed, finished: sealed, SEAL_SECS):
+            raise WaitTimeoutError(
+                f"close: not sealed in RAM within {SEAL_SECS:.0f} s: {self.unfinished_text()}"
+            )
 
     def await_end(self, *, is_after_error: bool) -> None:
         """Wait until all accepted saves have ended, because the manager is closed.
