@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -47,6 +49,25 @@ def test_a_pin_is_made_once_for_a_slot_and_closed_before_it_is_unmapped(in_memor
     store.close()
     assert len(made) == 1
     assert made[0].view is None
+
+
+def test_other_threads_run_while_the_pages_of_a_slot_are_populated(in_memory: Path) -> None:
+    size_bytes = 512 * MIB
+    with contextlib.closing(open_ram(in_memory)) as first:
+        first.begin(size_bytes).close()
+    store = open_ram(in_memory)
+    mapping = threading.Thread(target=lambda: store.begin(size_bytes).close())
+    turns = 0
+    mapping.start()
+    while mapping.is_alive():
+        # It gives up the GIL, as each operation of a framework does.
+        time.sleep(0)
+        turns += 1
+    mapping.join()
+    store.close()
+    assert len(slots(in_memory)) == 1
+    # A thread that keeps the GIL gives it up once for each of the 64 pieces at most.
+    assert turns > 200, f"expected turns beside 0.1 s of populating, found {turns}"
 
 
 def test_a_slot_that_cannot_be_pinned_is_filled_all_the_same(in_memory: Path) -> None:

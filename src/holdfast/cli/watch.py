@@ -52,7 +52,8 @@ def watch(directory: str, once: bool, as_json: bool) -> None:
     lines: deque[str] = deque(maxlen=LINES_KEPT)
     console = output.stdout()
     if once or not console.is_terminal:
-        console.print(screen(_look(follower, lines).view, list(lines)[-LINES_SHOWN_MIN:], 0))
+        shown = screen(_look(follower, lines).view, list(lines)[-LINES_SHOWN_MIN:], 0)
+        console.print(shown, soft_wrap=True)
         return
     with Live(console=console, screen=True, auto_refresh=False) as live:
         while True:

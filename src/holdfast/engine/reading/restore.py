@@ -47,8 +47,8 @@ from holdfast.store.contract import Reader
 
 BATCH_SIZE_BYTES = 1024 * 1024
 BATCH_COUNT_MAX = 256
-THREAD_COUNT = max(4, min(8, len(os.sched_getaffinity(0)) // 2))
-"""They compute digests. On 16 cores, 8 threads check 33 GB/s, and 4 threads 19."""
+THREAD_COUNT = max(4, min(16, len(os.sched_getaffinity(0))))
+"""They compute digests. On 16 cores, 16 threads check 62 GB/s of new mappings, and 8 threads 38."""
 REMOTE_THREAD_COUNT = 12
 """The same, where the nearest copy of a part is at a service: its requests wait for the network."""
 REASONS_MAX = 100
