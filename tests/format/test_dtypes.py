@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from holdfast.format.dtypes import dtype_name, numpy_dtype, safetensors_form
+from holdfast.errors import InvalidArgumentError
+from holdfast.format.dtypes import dtype_name, item_size_bytes, numpy_dtype, safetensors_form
 from tests.engine.making import DTYPES, numpy_type
 
 LAST_AXES = {"complex128": (16,), "complex32": (4,)}
@@ -20,6 +21,7 @@ def test_every_dtype_of_numpy_and_ml_dtypes_has_its_name(name: str) -> None:
     dtype = numpy_type(name)
     assert dtype_name(dtype) == name
     assert numpy_dtype(name) == dtype
+    assert item_size_bytes(name) == dtype.itemsize
 
 
 @pytest.mark.parametrize("dtype", [">f4", ">i8", ">c16", ">u2"])
@@ -61,3 +63,9 @@ def test_the_document_lists_every_dtype_with_its_size_and_form() -> None:
             form,
             (2, 3, *LAST_AXES.get(name, ())),
         )
+
+
+def test_a_dtype_that_an_older_ml_dtypes_lacks_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("holdfast.format.dtypes._by_name", dict)
+    with pytest.raises(InvalidArgumentError, match="dtype int1: expected an ml_dtypes that has it"):
+        numpy_dtype("int1")

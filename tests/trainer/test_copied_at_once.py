@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import time
 from pathlib import Path
 
@@ -22,9 +23,9 @@ SAVES = 40
 STEP_SECS = 0.003
 
 
-def test_a_target_is_met_at_the_step_at_which_a_slot_is_free(
-    one_host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def begun(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, bool]]:
+    """Each save's step, and whether its slot was ready when the training thread came with it."""
     begun: list[tuple[int, bool]] = []
     begin = Saver._open_prepared
 
@@ -37,6 +38,12 @@ def test_a_target_is_met_at_the_step_at_which_a_slot_is_free(
         return part
 
     monkeypatch.setattr(Saver, "_open_prepared", noted)
+    return begun
+
+
+def test_a_target_is_met_at_the_step_at_which_a_slot_is_free(
+    one_host: Host, tmp_path: Path, begun: list[tuple[int, bool]]
+) -> None:
     step_function = jax.jit(lambda x: x + 1, donate_argnums=0)
     state, step = jnp.zeros(SIZE), 0
     policy = save_decision_policy.ContinuousCheckpointingPolicy()
@@ -49,3 +56,21 @@ def test_a_target_is_met_at_the_step_at_which_a_slot_is_free(
     # The first step may come before the first slot is made.
     late = [number for number, was_ready in begun if number > 0 and not was_ready]
     assert not late
+
+
+def test_the_first_save_of_a_large_state_waits_for_its_slot_unless_its_step_is_asked_for(
+    one_host: Host, tmp_path: Path, begun: list[tuple[int, bool]]
+) -> None:
+    state = jnp.zeros(20_000_000)
+    with holdfast.CheckpointManager(tmp_path / "run") as saving:
+        steps = itertools.count()
+        assert not saving.save(next(steps), state)
+        deadline = time.monotonic() + 60
+        while not saving.save(next(steps), state):
+            assert time.monotonic() < deadline
+            time.sleep(STEP_SECS)
+        ((_, was_ready),) = begun
+        assert was_ready
+    policy = save_decision_policy.FixedIntervalPolicy(10)
+    with holdfast.CheckpointManager(tmp_path / "other", save_decision_policy=policy) as saving:
+        assert saving.save(0, state)

@@ -13,7 +13,7 @@ import msgspec
 
 from holdfast.errors import CheckpointDamagedError
 from holdfast.format.digests import DIGEST_HEX_LENGTH
-from holdfast.format.dtypes import numpy_dtype
+from holdfast.format.dtypes import is_known, item_size_bytes
 from holdfast.format.grid import chunk_count
 from holdfast.format.names import PART_COUNT_MAX
 from holdfast.format.ownership import Ownership
@@ -99,8 +99,7 @@ def _check_array(array: ArraySpec, where: str) -> None:
     def damaged(what: str) -> CheckpointDamagedError:
         return _damaged(array, what, where)
 
-    dtype = numpy_dtype(array.dtype)
-    if dtype is None:
+    if not is_known(array.dtype):
         raise damaged(f"unknown dtype {array.dtype!r}")
     if not len(array.shape) == len(array.chunk_shape) <= AXES_MAX:
         problem = f"{len(array.shape)} axes, and {len(array.chunk_shape)} in its chunks"
@@ -108,7 +107,7 @@ def _check_array(array: ArraySpec, where: str) -> None:
     if not all(map(_is_divided, array.shape, array.chunk_shape)):
         raise damaged(f"shape {array.shape} does not match chunk shape {array.chunk_shape}")
     # Axes of extent 0 count as 1: libraries limit the other axes of such a shape as well.
-    if math.prod(d or 1 for d in array.shape) * dtype.itemsize > ARRAY_SIZE_MAX_BYTES:
+    if math.prod(d or 1 for d in array.shape) * item_size_bytes(array.dtype) > ARRAY_SIZE_MAX_BYTES:
         raise damaged(f"shape {array.shape} is larger than {ARRAY_SIZE_MAX_BYTES} bytes")
 
 

@@ -13,6 +13,8 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING
 
+from holdfast.errors import InvalidArgumentError
+
 if TYPE_CHECKING:
     import numpy as np
 
@@ -48,6 +50,14 @@ _RECORDS = {
     "float4_e2m1fn_x2": [("two", "u1")],
 }
 
+# All that an agent needs of a dtype; so it loads no NumPy, which takes 15 MB.
+_ITEM_SIZES_BYTES = dict.fromkeys(["bool", "int8", "uint8", "float4_e2m1fn_x2", *_ML_DTYPES], 1) | {
+    **dict.fromkeys(["int16", "uint16", "float16", "bfloat16"], 2),
+    **dict.fromkeys(["int32", "uint32", "float32", "complex32"], 4),
+    **dict.fromkeys(["int64", "uint64", "float64", "complex64"], 8),
+    "complex128": 16,
+}
+
 
 @functools.cache
 def _by_name() -> dict[str, np.dtype]:
@@ -80,16 +90,30 @@ def numpy_dtype(name: str) -> np.dtype | None:
 
     Args:
         name: as NumPy or ml_dtypes has it (`float32`, `bfloat16`), or PyTorch alone (`complex32`).
+
+    Raises:
+        InvalidArgumentError: The installed ml_dtypes is too old for it.
     """
-    return _by_name().get(name)
+    dtype = _by_name().get(name)
+    if dtype is None and is_known(name):
+        raise InvalidArgumentError(
+            f"dtype {name}: expected an ml_dtypes that has it, found an older one; install a newer "
+            "ml_dtypes"
+        )
+    return dtype
+
+
+def is_known(name: str) -> bool:
+    """Return whether arrays of the dtype of that name can be stored."""
+    return name in _ITEM_SIZES_BYTES
 
 
 def item_size_bytes(name: str) -> int:
     """Return the bytes of one element as stored."""
-    dtype = numpy_dtype(name)
-    if dtype is None:
+    size_bytes = _ITEM_SIZES_BYTES.get(name)
+    if size_bytes is None:
         raise ValueError(f"unknown dtype {name!r}")
-    return dtype.itemsize
+    return size_bytes
 
 
 def safetensors_dtype(name: str) -> str | None:

@@ -34,6 +34,10 @@ from holdfast.trainer.replica_votes import ReplicaVotes
 from holdfast.trainer.save.save_queue import SaveRequest
 from holdfast.trainer.save.save_schedule import Due
 
+AWAITED_SIZE_BYTES_MIN = 64 * 1024 * 1024
+"""From this size on the first save that may wait does so until its slot is prepared: without one
+the state would be copied twice, and the training would wait for the first copy."""
+
 log = logging.getLogger(__name__)
 
 
@@ -184,6 +188,9 @@ class DueSaves:
         due = position.steps.due(step, place.control.cells, self.is_stopping_alone(), force)
         if not due.is_any:
             return False
+        if due.may_wait and self._begins_to_prepare(state):
+            position.steps.defer(due)
+            return False
         self.signals.is_announced |= due.is_preemption
         checkpoint = CheckpointId(step, place.attempt)
         if not self._can_save(checkpoint, due):
@@ -216,6 +223,21 @@ class DueSaves:
         if due.is_preemption:
             self._stop_at(checkpoint, place)
         return True
+
+    def _begins_to_prepare(self, state: object) -> bool:
+        """Prepare a large state's first save, unless `resume` or an earlier call has done so."""
+        position = self.position
+        has_ram = position.session.place.ram_folder is not None
+        if not has_ram or position.saver.has_expected or position.steps.accepted:
+            return False
+        try:
+            layout = self.planner.layout(self.framework.outline(state))
+        except UnsupportedLeafError:
+            # The snapshot raises it.
+            return False
+        if layout.size_bytes >= AWAITED_SIZE_BYTES_MIN:
+            self.expect(state)
+        return position.saver.has_expected
 
     def _warn_of_state(self, state: object) -> None:
         """Warn at the first save of an attempt of what a restart from this state would lose."""

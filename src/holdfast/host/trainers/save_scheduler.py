@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Pace:
-    """The duration of a step, measured on the published steps.
+    """The duration of a step in one attempt, measured on the published steps.
 
     Attributes:
         at_secs: When the highest step was first seen.
@@ -50,14 +50,17 @@ class Pace:
     at_secs: float
     step_secs: float | None = None
     _step: int = NO_STEP
+    _has_trained: bool = False
 
     def note_step(self, step: int, now_secs: float) -> None:
         """Take the highest step that is published now."""
         if step == self._step:
             return
-        # A new attempt may start at a lower step; that difference is no duration.
         if self._step != NO_STEP and step > self._step:
-            self.step_secs = (now_secs - self.at_secs) / (step - self._step)
+            # The first one after a resume compiles, and began before the attempt was joined.
+            if self._has_trained:
+                self.step_secs = (now_secs - self.at_secs) / (step - self._step)
+            self._has_trained = True
         self._step, self.at_secs = step, now_secs
 
 
@@ -159,6 +162,7 @@ class SaveScheduler:
     def forget_attempt(self) -> None:
         """Forget the checkpoints of the previous attempt; another one begins."""
         self._last.clear()
+        self._pace = Pace(self._run.clock.monotonic())
         self._report_wait = ReportWait()
         self._reported_step = NO_STEP
 

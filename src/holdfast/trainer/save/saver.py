@@ -95,6 +95,8 @@ class Saver:
         """The last sealed part, whose images the next one may reuse."""
         self._copier = ReplicaWriter(lambda: session.place.ram_folder, clock)
         self._next: NextSlots | None = None
+        self.has_expected = False
+        """Whether slots for the first save were prepared."""
         self._thread = threading.Thread(target=self._run, name="holdfast-save", daemon=True)
         self._thread.start()
 
@@ -438,6 +440,7 @@ class Saver:
             pin: Registers the slots' memory.
         """
         self._next = NextSlots(size_bytes, size_bytes, copies, pin)
+        self.has_expected = True
         self.get_ready()
 
     def _slots_after(self, request: SaveRequest) -> NextSlots | None:
