@@ -124,8 +124,8 @@ def test_rm_beside_a_live_run_and_clean_of_what_is_left(one_host: Host, tmp_path
 
     own = one_host.agent()
     train(one_host, idle_run, steps=2, lost=True, linger=600)
-    # Its agent has to see that the trainer is gone.
-    wait_until(lambda: any(not agent.trainers for agent in one_host.agents()))
+    # Its agent has to see that the trainer is gone, and that all is durable.
+    wait_until(lambda: any(agent.leaves_in_secs is not None for agent in one_host.agents()))
     found = answer(one_host, "clean", "--yes")
     (row,) = found["found"]
     assert str(idle_run) in row["reason"]

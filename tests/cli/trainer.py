@@ -4,7 +4,8 @@ It prints a line once it has opened the run and one for each step. Options: `ste
 interval of durable saves; `sleep`, seconds a step; `restore`, a step to go back to first;
 `linger`, the agent's; `finish`, the last step, unless it was preempted; `ram_every`;
 `break_storage`, after opening, for `writing` or for `listing` too; `leave`, without closing the
-manager, after so many seconds; `leave_sealed`, without closing it, once RAM has that step; `lost`,
+manager, after so many seconds; `leave_sealed`, without closing it, once RAM has that step, or the
+first later one that is saved; `lost`,
 without closing it, once its saves are durable, so that the agent lingers; `megabytes` of more
 state.
 """
@@ -12,6 +13,7 @@ state.
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 import time
@@ -38,6 +40,11 @@ class Iterator:
 
 def policy(interval: int):
     return save_decision_policy.FixedIntervalPolicy(interval)
+
+
+def leave_sealed(run: Path, step: int) -> None:
+    wait_until(lambda: any(event["step"] == step for event in events(run, "sealed")))
+    os._exit(0)
 
 
 def main() -> None:
@@ -70,20 +77,17 @@ def main() -> None:
     print("open", os.environ.get("HOLDFAST_RESTART_COUNT", ""), flush=True)
     for step in range(start, options["steps"]):
         state["params"]["kernel"] += 1
-        manager.save(step, state, metrics={"loss": 1 / (step + 1), "bad": float("nan")})
+        metrics = {"loss": 1 / (step + 1), "bad": float("nan")}
+        is_saved = manager.save(step, state, metrics=metrics)
         print(step, flush=True)
+        if is_saved and step >= options.get("leave_sealed", math.inf):
+            leave_sealed(Path(directory), step)
         time.sleep(options.get("sleep", 0))
         if manager.reached_preemption(step):
             break
     else:
         if options.get("finish"):
             manager.finish(options["steps"] - 1, state)
-    if "leave_sealed" in options:
-        last = options["leave_sealed"]
-        wait_until(
-            lambda: any(event["step"] == last for event in events(Path(directory), "sealed"))
-        )
-        os._exit(0)
     if options.get("leave"):
         time.sleep(options["leave"])
         os._exit(0)

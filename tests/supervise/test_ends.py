@@ -1,6 +1,7 @@
 import errno
 import signal
 
+import msgspec
 import pytest
 
 from holdfast.errors import OutOfSpaceError, ProcessLostError, SaveFailedError
@@ -52,6 +53,50 @@ def test_the_cause_of_an_end(
     code: int, reports: list[TrainerEnd], received: list[int], expected: EndCause
 ) -> None:
     assert classify(Evidence(code=code, ends=reports, received=received)).cause is expected
+
+
+@pytest.mark.parametrize(
+    ("lost_secs", "lost_ranks", "error_secs", "expected"),
+    [
+        (99.9, ((1, 51),), None, EndCause.KILLED),
+        # Seen late, on a machine that is busy.
+        (100.5, ((1, 51),), None, EndCause.KILLED),
+        # A rank that is killed once the time of grace is over.
+        (130.0, ((1, 51),), None, EndCause.PREEMPTED),
+        # It has closed its manager.
+        (99.9, (), None, EndCause.PREEMPTED),
+        (None, (), 99.9, EndCause.ERROR),
+        (None, (), 100.2, EndCause.PREEMPTED),
+    ],
+)
+def test_a_notice_that_follows_a_failure_is_no_preemption(
+    lost_secs: float | None,
+    lost_ranks: tuple[tuple[int, int], ...],
+    error_secs: float | None,
+    expected: EndCause,
+) -> None:
+    # As torchrun does: it ends the other workers by SIGTERM.
+    end = msgspec.structs.replace(report(preempted=True), announced_secs=100.0, lost_secs=lost_secs)
+    errors = []
+    if error_secs is not None:
+        error = ValueError("bad batch")
+        errors.append(trainer_error(error, rank=1, last_step=9, time_secs=error_secs))
+    evidence = Evidence(code=1, ends=[end], errors=errors, lost_ranks=lost_ranks)
+    assert classify(evidence).cause is expected
+
+
+def test_no_process_was_lost_where_there_is_no_other() -> None:
+    error = trainer_error(
+        ConnectionResetError("reset by peer"), rank=0, last_step=7, time_secs=1.0, is_alone=True
+    )
+    end = classify(Evidence(code=1, errors=[error]))
+    assert end.cause is EndCause.ERROR
+    assert end.reason.startswith("rank 0: ConnectionResetError: reset by peer")
+    assert end.repeats_as is not None
+    assert (
+        classify(Evidence(code=1, errors=[msgspec.structs.replace(error, is_alone=False)])).cause
+        is EndCause.LOST
+    )
 
 
 class NaNLossError(Exception):

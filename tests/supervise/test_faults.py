@@ -137,6 +137,49 @@ def test_a_stopped_process_is_named_and_not_killed(one_host: Host, tmp_path: Pat
     assert (process.returncode, "restart" in err) == (0, False)
 
 
+WORKER = """
+import os, signal, sys, time
+import torch
+import holdfast
+torch.distributed.init_process_group("gloo")
+state = {"w": torch.zeros(4)}
+with holdfast.CheckpointManager(sys.argv[1]) as manager:
+    start, _ = manager.resume(state)
+    for step in range(start, 12):
+        # Without a collective, so that the other one learns of the loss by a signal alone.
+        time.sleep(0.2)
+        state["w"] += 1
+        is_first = os.environ["HOLDFAST_RESTART_COUNT"] == "0"
+        if step == 4 and os.environ["RANK"] == "1" and is_first:
+            os.kill(os.getpid(), signal.SIGKILL)
+        manager.save(step, state)
+        if manager.reached_preemption(step):
+            break
+    else:
+        manager.finish(11, state)
+        print(float(state["w"][0]), flush=True)
+torch.distributed.destroy_process_group()
+"""
+
+
+@pytest.mark.soak
+def test_a_rank_that_was_killed_is_no_preemption_though_torchrun_ends_the_others_by_sigterm(
+    one_host: Host, tmp_path: Path
+) -> None:
+    program, run = tmp_path / "worker.py", tmp_path / "run"
+    program.write_text(WORKER)
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    options = ["--max-restarts", "killed=1", "--preempted-code", "75"]
+    command = [sys.executable, *torchrun, str(program), str(run)]
+    variables = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    process = one_host.start("-m", "holdfast", "run", *options, "--", *command, **variables)
+    out, err = process.communicate(timeout=110)
+    assert process.returncode == 0, err
+    assert out.split() == ["12.0", "12.0"]
+    (end,) = events(run, "command_ended")
+    assert end["cause"] == "killed"
+
+
 @pytest.mark.soak
 def test_the_rank_that_keeps_others_in_a_collective_is_named_and_the_job_goes_on(
     one_host: Host, tmp_path: Path

@@ -22,6 +22,8 @@ from holdfast.trainer.process.end_report import (
 
 NOTICES = frozenset((signal.SIGUSR1, signal.SIGUSR2))
 """Signals that announce a preemption for some launchers and have another purpose elsewhere."""
+NOTICED_SECS = 1.0
+"""How long after its end a trainer may see that another one has ended."""
 MEMORY_KINDS = frozenset(("MemoryError", "OutOfMemoryError"))
 DISK_KINDS = frozenset(("StorageError", "SaveFailedError"))
 FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
@@ -147,7 +149,7 @@ def classify(evidence: Evidence) -> End:
     if evidence.hang:
         hang = ended(EndCause.HANG, evidence.hang)
         return replace(hang, step=evidence.hang_step, stacks=evidence.stacks)
-    if any(end.is_preempted for end in ends):
+    if any(end.is_preempted and not _has_failed_before(end, evidence) for end in ends):
         return ended(EndCause.PREEMPTED, "a trainer had a notice")
     if by_signal in NOTICES:
         return ended(EndCause.PREEMPTED, f"{signal_text(by_signal)} was forwarded")
@@ -157,6 +159,20 @@ def classify(evidence: Evidence) -> End:
         names = ", ".join(map(signal_text, received))
         return ended(EndCause.STOPPED, f"{names} was forwarded")
     return _failure(evidence)
+
+
+def _has_failed_before(end: TrainerEnd, evidence: Evidence) -> bool:
+    """Return whether a rank here had failed when a trainer was told that it is preempted.
+
+    torchrun ends the other workers by SIGTERM once one has failed.
+    """
+    if end.announced_secs is None:
+        return False
+    limit_secs = end.announced_secs + NOTICED_SECS
+    if evidence.lost_ranks and end.lost_secs is not None and end.lost_secs <= limit_secs:
+        return True
+    own = (error for error in evidence.errors if not follows_lost_process(error))
+    return any(error.time_secs <= end.announced_secs for error in own)
 
 
 def _failure(evidence: Evidence) -> End:

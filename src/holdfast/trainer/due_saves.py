@@ -35,8 +35,8 @@ from holdfast.trainer.save.save_queue import SaveRequest
 from holdfast.trainer.save.save_schedule import Due
 
 AWAITED_SIZE_BYTES_MIN = 64 * 1024 * 1024
-"""From this size on the first save that may wait does so until its slot is prepared: without one
-the state would be copied twice, and the training would wait for the first copy."""
+"""From this size on the first save waits for its slot: without one the state would be copied twice,
+and the training would wait as long for the first copy, in new memory."""
 
 log = logging.getLogger(__name__)
 
@@ -188,13 +188,12 @@ class DueSaves:
         due = position.steps.due(step, place.control.cells, self.is_stopping_alone(), force)
         if not due.is_any:
             return False
-        if due.may_wait and self._begins_to_prepare(state):
-            position.steps.defer(due)
-            return False
         self.signals.is_announced |= due.is_preemption
         checkpoint = CheckpointId(step, place.attempt)
         if not self._can_save(checkpoint, due):
             return False
+        if held is None and not position.steps.accepted:
+            self._prepare_first(state)
         try:
             checked = arguments.check_metrics(metrics)
             self.metric_names.check(step, checked)
@@ -224,20 +223,19 @@ class DueSaves:
             self._stop_at(checkpoint, place)
         return True
 
-    def _begins_to_prepare(self, state: object) -> bool:
-        """Prepare a large state's first save, unless `resume` or an earlier call has done so."""
-        position = self.position
-        has_ram = position.session.place.ram_folder is not None
-        if not has_ram or position.saver.has_expected or position.steps.accepted:
-            return False
+    def _prepare_first(self, state: object) -> None:
+        """Wait for the slot of a large state's first save, unless `resume` has prepared one."""
+        saver = self.position.saver
+        if saver.has_expected or self.position.session.place.ram_folder is None:
+            return
         try:
             layout = self.planner.layout(self.framework.outline(state))
         except UnsupportedLeafError:
             # The snapshot raises it.
-            return False
+            return
         if layout.size_bytes >= AWAITED_SIZE_BYTES_MIN:
             self.expect(state)
-        return position.saver.has_expected
+            saver.await_ready()
 
     def _warn_of_state(self, state: object) -> None:
         """Warn at the first save of an attempt of what a restart from this state would lose."""

@@ -79,7 +79,12 @@ class ManagerParts:
         signals, link = self.process.signals, self.process.link
         if link is not None:
             is_preempted = self.position.steps.stop.at is not None or signals.is_announced
-            link.report_end(is_preempted=is_preempted, is_finished=self.finisher.has_ended)
+            link.report_end(
+                is_preempted=is_preempted,
+                is_finished=self.finisher.has_ended,
+                announced_secs=signals.announced_secs,
+                lost_secs=self.restores.votes.lost_secs,
+            )
         left = self.position.session.left
         if left is not None and left.is_last:
             text = terminal.staying_text(self.run.durable.home.location_text, left)

@@ -37,6 +37,7 @@ from holdfast.adapt.torch.groups import (
 )
 from holdfast.adapt.torch.held_state import HeldState
 from holdfast.adapt.torch.survivors import SurvivorProcesses, SurvivorsFramework
+from holdfast.clock import SystemClock
 from holdfast.environment import STANDBY_VARIABLE
 from holdfast.errors import HoldfastError
 from holdfast.format.json_codec import decode
@@ -285,7 +286,9 @@ def _save(kept: _Kept, order: Assigned, step: int) -> None:
     )
     newest = manager.latest_step()
     if newest is None or newest < step:
-        manager.save(step, snapshot, force=True)
+        # Not by `manager.save`, which publishes the step as one that was made: it is made no more.
+        asked_secs = SystemClock().monotonic()
+        manager._parts.due_saves.save(step, snapshot, None, force=True, asked_secs=asked_secs)
 
 
 def _drop_frames(error: BaseException) -> None:

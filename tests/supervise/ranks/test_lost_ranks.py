@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.observe.reports.goodput import report_run
+from holdfast.trainer.opening.run_access import events_of, read_only
 from tests.hosts import Host, host
 from tests.supervise.ranks.rank_plan import Fault, Outcome, run_job
 
@@ -95,6 +97,8 @@ def test_survivors_save_the_step_that_they_hold(kind: str, one_host: Host, tmp_p
     assert {(line["step"], *line["sources"]) for line in again} == {(5, "ram")}
     steps = [line["step"] for line in outcome.of("step") if line["rank"] == 0]
     assert steps == [*range(9)]
+    (failure,) = report_run("run", events_of(read_only(tmp_path / "run")).read()).failures
+    assert (failure.cause, failure.steps_lost, failure.source) == ("lost", 0, "ram")
 
 
 @pytest.mark.soak

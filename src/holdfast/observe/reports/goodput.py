@@ -187,10 +187,12 @@ def _kept_step(successor: Trace, following: Trace, first: int) -> int:
         following: The next one that has finished a step; it may be the same.
         first: The first step of the run.
     """
+    kept = following.marks[0].step - 1
     if successor is following or not successor.has_origin:
-        return following.marks[0].step - 1
-    # It went back itself, or ended before its first step: that loss is its own.
-    return first - 1 if successor.origin_step is None else successor.origin_step
+        return kept
+    # It went back itself, or ended before its first step: that loss is its own. Survivors of a lost
+    # rank may have saved a later step in it.
+    return max(kept, first - 1 if successor.origin_step is None else successor.origin_step)
 
 
 def _sources(trace: Trace | None) -> dict[str, int]:

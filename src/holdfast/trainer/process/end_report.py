@@ -62,6 +62,7 @@ class TrainerOpened(msgspec.Struct, frozen=True, kw_only=True):
         rank: The trainer's rank.
         pid: Its process.
         time_secs: When, by the host's monotonic clock.
+        is_alone: The job has no other process.
     """
 
     run: str
@@ -71,6 +72,7 @@ class TrainerOpened(msgspec.Struct, frozen=True, kw_only=True):
     rank: int
     pid: int
     time_secs: float
+    is_alone: bool = False
 
 
 class TrainerEnd(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,6 +85,9 @@ class TrainerEnd(msgspec.Struct, frozen=True, kw_only=True):
         last_step: The last step passed to `save`; None: none.
         is_preempted: A preemption was announced to the job.
         is_finished: `finish` was called for the training's last step.
+        announced_secs: When the preemption was announced to this process, by the host's monotonic
+            clock; None: it was not.
+        lost_secs: When this process first saw that another rank had ended; None: it saw none.
     """
 
     run: str
@@ -91,6 +96,8 @@ class TrainerEnd(msgspec.Struct, frozen=True, kw_only=True):
     last_step: int | None
     is_preempted: bool
     is_finished: bool
+    announced_secs: float | None = None
+    lost_secs: float | None = None
 
 
 class TrainerError(msgspec.Struct, frozen=True, kw_only=True):
@@ -106,6 +113,7 @@ class TrainerError(msgspec.Struct, frozen=True, kw_only=True):
             the program has none; empty: not known.
         kinds: The names of its classes, and those of the exceptions that caused it.
         errno: The error of the operating system among them; None: none.
+        is_alone: The job has no other process.
     """
 
     rank: int
@@ -116,10 +124,16 @@ class TrainerError(msgspec.Struct, frozen=True, kw_only=True):
     place: str
     kinds: tuple[str, ...]
     errno: int | None = None
+    is_alone: bool = False
 
 
 def trainer_error(
-    error: Exception, *, rank: int, last_step: int | None, time_secs: float
+    error: Exception,
+    *,
+    rank: int,
+    last_step: int | None,
+    time_secs: float,
+    is_alone: bool = False,
 ) -> TrainerError:
     """Return the report of an exception."""
     lines = str(error).splitlines()
@@ -137,11 +151,14 @@ def trainer_error(
         place=place_text(error.__traceback__),
         kinds=tuple(dict.fromkeys(kinds)),
         errno=next((number for number in numbers if number is not None), None),
+        is_alone=is_alone,
     )
 
 
 def follows_lost_process(error: TrainerError) -> bool:
-    """Return whether an exception only follows from the end of another process."""
+    """Return whether an exception only follows from the end of another process of the job."""
+    if error.is_alone:
+        return False
     return bool(FOLLOWING_KINDS.intersection(error.kinds) or _FOLLOWING.search(error.text))
 
 
@@ -184,11 +201,19 @@ class SupervisorLink:
             rank=session.rank,
             pid=os.getpid(),
             time_secs=SystemClock().monotonic(),
+            is_alone=session.is_alone,
         )
         self._write(self._opened, "open")
 
-    def report_end(self, *, is_preempted: bool, is_finished: bool) -> None:
-        """Report that the manager was closed."""
+    def report_end(
+        self,
+        *,
+        is_preempted: bool,
+        is_finished: bool,
+        announced_secs: float | None,
+        lost_secs: float | None,
+    ) -> None:
+        """Report that the manager was closed; see `TrainerEnd`."""
         opened = self._opened
         assert opened is not None
         end = TrainerEnd(
@@ -198,6 +223,8 @@ class SupervisorLink:
             last_step=self._last_step(),
             is_preempted=is_preempted,
             is_finished=is_finished,
+            announced_secs=announced_secs,
+            lost_secs=lost_secs,
         )
         self._write(end, "end")
 
@@ -209,9 +236,13 @@ class SupervisorLink:
         """Report an exception, once; those that only end the process, as `SystemExit`, are not."""
         if isinstance(error, Exception) and id(error) != self._reported_id:
             self._reported_id = id(error)
-            rank = self._opened.rank if self._opened is not None else 0
+            opened = self._opened
             report = trainer_error(
-                error, rank=rank, last_step=self._last_step(), time_secs=time_secs
+                error,
+                rank=opened.rank if opened is not None else 0,
+                last_step=self._last_step(),
+                time_secs=time_secs,
+                is_alone=opened is not None and opened.is_alone,
             )
             self._write(report, "error")
 

@@ -68,6 +68,8 @@ class PreemptionSignals:
         """Whether a signal has arrived."""
         self.is_announced = False
         """Whether the job is preempted already: this process's first signal only repeats it."""
+        self.announced_secs: float | None = None
+        """When it was announced here, by the monotonic clock; None: it was not."""
         if signals is None:
             signals, self._signals_if_default = (signal.SIGTERM,), tuple(launcher_signals)
         if signals and threading.current_thread() is not threading.main_thread():
@@ -92,6 +94,8 @@ class PreemptionSignals:
     def announce(self) -> None:
         """Announce a preemption as a signal does. A signal that follows repeats it."""
         self.is_announced = True
+        if self.announced_secs is None:
+            self.announced_secs = self._clock.monotonic()
         self._notify()
 
     def _install(self, numbers: Iterable[signal.Signals]) -> None:

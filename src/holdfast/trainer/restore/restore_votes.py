@@ -64,6 +64,8 @@ class Votes:
         self._trouble: HoldfastError | None = None
         self._lost: Callable[[], HoldfastError | None] | None = None
         self._exchange: RestoreExchange | None = None
+        self.lost_secs: float | None = None
+        """When another rank was first seen to have ended, by the monotonic clock; None: none."""
 
     @property
     def trouble(self) -> HoldfastError | None:
@@ -96,6 +98,7 @@ class Votes:
         if notice.kind == "fenced":
             self._trouble = FencedError(notice.reason)
         elif notice.kind == "gone" and self._trouble is None:
+            self.lost_secs = self._rendezvous.clock.monotonic()
             self._trouble = ProcessLostError(notice.reason)
 
     def propagating_errors(self) -> AbstractContextManager[object]:

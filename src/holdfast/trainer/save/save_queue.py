@@ -129,6 +129,7 @@ class SaveQueue:
         self._has_ended = False
         self.is_closed = False
         self.is_getting_ready = False
+        self._is_preparing = False
 
     def put(self, request: SaveRequest) -> None:
         """Hand a save over; wait while another one is waiting, with a warning."""
@@ -177,6 +178,21 @@ class SaveQueue:
             self.is_getting_ready = True
             self._changed.notify_all()
 
+    def note_ready(self) -> None:
+        """Record that the saver's thread has prepared slots, as far as there are any."""
+        with self._changed:
+            self._is_preparing = False
+            self._changed.notify_all()
+
+    def await_ready(self, timeout_secs: float) -> None:
+        """Wait until that is so, for at most `timeout_secs`, and until a signal arrives."""
+
+        def is_over() -> bool:
+            return not (self.is_getting_ready or self._is_preparing) or waits.has_signal()
+
+        with self._changed:
+            waits.wait_for(self._changed, is_over, timeout_secs)
+
     def wake(self) -> None:
         """Wake the saver's thread; an exception may have been raised before it was notified."""
         with self._changed:
@@ -213,6 +229,7 @@ class SaveQueue:
             work = SaverWork(
                 self._waiting, tuple(self._skipped), self.is_getting_ready, self.is_closed
             )
+            self._is_preparing = self.is_getting_ready
             self._waiting, self.is_getting_ready = None, False
             self._skipped.clear()
             self._changed.notify_all()

@@ -51,7 +51,7 @@ from holdfast.trainer.save.progress import Progress
 from holdfast.trainer.save.replica_checks import BlockDigests, ReplicaChecks, digests_of
 from holdfast.trainer.save.replica_writer import ReplicaWriter
 from holdfast.trainer.save.save_queue import SaveQueue, SaveRequest
-from holdfast.trainer.save.save_schedule import SlotPatience
+from holdfast.trainer.save.save_schedule import PREPARE_SECS, SlotPatience
 
 BUSY_SECS = 0.02
 
@@ -217,8 +217,10 @@ class Saver:
             elif work.is_closed:
                 self._checks.compare()
                 break
-            elif work.is_getting_ready and self._next is not None:
-                self._prepare(self._next)
+            elif work.is_getting_ready:
+                if self._next is not None:
+                    self._prepare(self._next)
+                self._queue.note_ready()
             self._checks.compare()
             # The next call waits, and the request holds memory.
             del work
@@ -442,6 +444,10 @@ class Saver:
         self._next = NextSlots(size_bytes, size_bytes, copies, pin)
         self.has_expected = True
         self.get_ready()
+
+    def await_ready(self) -> None:
+        """Wait for slots that are being prepared, for a bounded time, on the training thread."""
+        self._queue.await_ready(PREPARE_SECS)
 
     def _slots_after(self, request: SaveRequest) -> NextSlots | None:
         """Return the slots that the next save needs if it is like this one; None without RAM."""
