@@ -6,6 +6,7 @@ import ctypes
 import itertools
 import warnings
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,7 @@ DTYPES = [
     *("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu"),
     "float4_e2m1fn_x2",
 ]
+BELOW_A_BYTE = ["int1", "int2", "int4", "uint1", "uint2", "uint4"]
 
 
 @pytest.fixture(scope="module")
@@ -211,6 +213,31 @@ def test_every_dtype_keeps_its_bits(
     for name, tensor in made.items():
         assert arrays[name].dtype == numpy_dtype(name.partition(".")[0])
         assert arrays[name].tobytes() == bits(tensor)[2]
+
+
+@pytest.mark.usefixtures("manager")
+@pytest.mark.parametrize("has_ram", [True, False])
+def test_integers_below_a_byte_keep_their_bytes_in_any_layout(
+    has_ram: bool, tmp_path: Path
+) -> None:
+    def drawn(seed: int) -> dict[str, Any]:
+        made = np.random.default_rng(seed).integers(0, 2, (6, 4), np.uint8)
+        every = torch.tensor(made)
+        return {
+            f"{name}.{layout}": of.view(getattr(torch, name))
+            for name in BELOW_A_BYTE
+            for layout, of in (("rows", every.clone()), ("columns", every.clone().t()))
+        }
+
+    state, into = drawn(1), drawn(2)
+    ram = holdfast.RamTier() if has_ram else None
+    with holdfast.CheckpointManager(tmp_path / "run", ram=ram) as saving:
+        for number in range(2):
+            assert saving.save(number, state, force=True)
+        saving.wait_until_finished()
+        saving.restore(1, like=into)
+    for name, tensor in state.items():
+        assert torch.equal(into[name].view(torch.uint8), tensor.view(torch.uint8)), name
 
 
 def odd_tensors() -> dict[str, Any]:

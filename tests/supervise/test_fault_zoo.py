@@ -45,7 +45,7 @@ CLASSES = {
     "full disk": "disk",
     "failed save": "disk",
     "storage": "disk",
-    "peer closed": "lost",
+    "peer closed": "error",
     "SIGKILL": "killed",
     "SIGSEGV": "killed",
     "SIGABRT": "killed",

@@ -101,7 +101,8 @@ class _HangTimeoutType(click.ParamType[float]):
     type=click.FloatRange(min=0),
     default=600.0,
     show_default=True,
-    help="How long to wait for saves to become durable after the command has ended.",
+    help="How long to wait for saves to become durable after the command has ended; at most 15 s "
+    "for one that storage has refused, which its agent goes on trying.",
 )
 @click.option(
     "--nproc",

@@ -202,13 +202,12 @@ class Finisher:
         return having_of(checkpoint, rank, view, is_accepted=is_accepted, is_due=is_due)
 
     def close(self, *, warns: bool) -> None:
-        """Warn that the last step was not saved, if `warns` and the run was not preempted."""
+        """Warn that the last step was not saved, if `warns` and no preemption has chosen another."""
         if self._position.session.is_closed:
             # An earlier `close` was interrupted after it had warned; the cells may be unmapped.
             return
-        place, steps = self._position.session.place, self._position.steps
-        is_preempted = steps.stop.at is not None or place.control.cells[place.notice_cell]
-        if warns and not is_preempted and self._position.session.rank == 0:
+        steps = self._position.steps
+        if warns and steps.stop.at is None and self._position.session.rank == 0:
             steps.warn_unfinished()
 
     def _save(self, step: int, save: Callable[[int], bool]) -> bool:

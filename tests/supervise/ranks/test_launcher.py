@@ -25,9 +25,13 @@ def report(kind, **fields):
     link.sendall(json.dumps({"type": kind, **fields}).encode() + b"\\n")
 
 report("Ready")
+generation = 0
 for line in lines:
     order = json.loads(line)
     if order["type"] == "Released":
+        if json.loads(sys.argv[1]).get("spare") == "signal" and not generation:
+            os.kill(os.getppid(), 15)
+            os.kill(os.getpid(), 15)
         sys.exit(0)
     if order["type"] == "Reraise":
         sys.exit(7)
@@ -95,6 +99,11 @@ def size(spares: int = 1, ranks_min: int = 2, leave_secs: float = 60.0) -> Setti
 
 def test_a_job_ends_when_all_its_ranks_have_finished() -> None:
     assert launched({}, size()) == (0, [])
+
+
+def test_a_signal_that_ends_a_spare_after_the_ranks_have_finished_changes_nothing() -> None:
+    code, notes = launched({"spare": "signal"}, size())
+    assert (code, notes) == (0, [])
 
 
 def test_a_spare_takes_the_place_of_a_killed_rank() -> None:

@@ -228,7 +228,7 @@ class _TorchSnapshot:
             else (
                 leaves.owned_copy(held)
                 if isinstance(held, np.ndarray)
-                else held.resolve_conj().resolve_neg().to("cpu", copy=True),
+                else tensors.copyable(held).resolve_conj().resolve_neg().to("cpu", copy=True),
                 region,
             )
             for index, (held, region) in enumerate(self._pieces)

@@ -33,6 +33,9 @@ from holdfast.format.paths import Path, path_name
 Holders = tuple[tuple[int, ...], ...]
 _COMMON = {torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.uint8}
 """Dtypes that can be stored, and whose elements have no conjugate."""
+_WITHOUT_KERNELS = {
+    getattr(torch, name, None) for name in ("uint1", "uint2", "uint4", "int1", "int2", "int4")
+}
 _NO_DISPATCH: Any = torch.Tensor.__torch_dispatch__
 
 
@@ -310,6 +313,14 @@ def identity(tensor: Any) -> tuple[Any, ...] | None:
     return held.data_ptr(), held.shape, held.stride(), held.dtype, tuple(tensor.shape), signs
 
 
+def copyable(held: torch.Tensor) -> torch.Tensor:
+    """Return a tensor as one that PyTorch can copy: integers below a byte as the bytes they are.
+
+    PyTorch has no copy kernel for their dtypes.
+    """
+    return held.view(torch.uint8) if held.dtype in _WITHOUT_KERNELS else held
+
+
 def host_bytes(held: torch.Tensor) -> memoryview:
     """Return the bytes of a tensor, as `holdfast.building.RegionBytes` returns those of a region.
 
@@ -322,7 +333,7 @@ def host_bytes(held: torch.Tensor) -> memoryview:
     """
     dense = held
     if not held.is_cpu or not held.is_contiguous() or held.is_conj() or held.is_neg():
-        dense = held.resolve_conj().resolve_neg().cpu().contiguous()
+        dense = copyable(held).resolve_conj().resolve_neg().cpu().contiguous()
     if not dense.numel():
         return memoryview(b"")
     return memoryview(bytes_of(dense).numpy())
@@ -350,7 +361,7 @@ def copy_into(held: torch.Tensor, array: np.ndarray) -> None:
     if not array.nbytes:
         return
     source = _as_bytes(array)
-    # Some dtypes have no copy kernel: their bytes are copied.
+    held = copyable(held)
     if held.is_contiguous() and not held.is_conj() and not held.is_neg():
         bytes_of(held).copy_(source)
         return

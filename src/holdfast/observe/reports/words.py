@@ -37,7 +37,7 @@ END_WORDS = {
     "killed": "killed",
     "memory": "out of memory",
     "nan": "not a number",
-    "disk": "storage",
+    "disk": "disk",
     "hang": "hang",
     "error": "error",
 }

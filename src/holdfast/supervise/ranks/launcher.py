@@ -195,7 +195,8 @@ class Launcher:
         if process.is_rank or not self._code:
             self._last_code = code
         is_over = self._membership.is_over
-        if is_over or (self._is_ending and process.is_rank):
+        # A spare that a signal has ended takes nothing from a job that has finished.
+        if process.is_rank and (is_over or self._is_ending) or is_over and not self._is_ending:
             self._code = self._code or code
         # A rank that a Ctrl-C has ended has said so itself.
         is_interrupted = self._is_ending and code == 128 + signal.SIGINT
