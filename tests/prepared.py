@@ -195,6 +195,10 @@ class Stem:
         socket.send_fds(self._line, [repr(order).encode()], ends)
 
 
+_starting = threading.RLock()
+"""Tests with several threads start each kind of stem once."""
+
+
 @functools.cache
 def _stems(kind: str) -> Iterator[Stem]:
     return itertools.cycle([Stem(kind), Stem(kind)])
@@ -202,7 +206,9 @@ def _stems(kind: str) -> Iterator[Stem]:
 
 def start(kind: str, arguments: Sequence[str], environment: Mapping[str, str]) -> Forked:
     """Starts a process that runs `python ARGUMENTS`, with what stems of this kind have imported."""
-    return Forked(next(_stems(kind)), arguments, environment)
+    with _starting:
+        stem = next(_stems(kind))
+    return Forked(stem, arguments, environment)
 
 
 @functools.cache
@@ -218,7 +224,8 @@ def _agent_stems() -> str:
 
 def fork_agents() -> None:
     """Have the agents that this process and its children start from now on forked."""
-    os.environ[STEMS] = _agent_stems()
+    with _starting:
+        os.environ[STEMS] = _agent_stems()
 
 
 def _forked_order(lines: Collection[socket.socket]) -> Order:

@@ -50,7 +50,7 @@ _RECORDS = {
     "float4_e2m1fn_x2": [("two", "u1")],
 }
 
-# All that an agent needs of a dtype; so it loads no NumPy, which takes 15 MB.
+# All that an agent needs of a dtype: to check the records of a part it loads no ml_dtypes.
 _ITEM_SIZES_BYTES = dict.fromkeys(["bool", "int8", "uint8", "float4_e2m1fn_x2", *_ML_DTYPES], 1) | {
     **dict.fromkeys(["int16", "uint16", "float16", "bfloat16"], 2),
     **dict.fromkeys(["int32", "uint32", "float32", "complex32"], 4),
