@@ -202,7 +202,7 @@ class Finisher:
         return having_of(checkpoint, rank, view, is_accepted=is_accepted, is_due=is_due)
 
     def close(self, *, warns: bool) -> None:
-        """Warn that the last step was not saved, if `warns` and no preemption has chosen another."""
+        """Warn that the last step was not saved, if `warns` and no preemption chose another."""
         if self._position.session.is_closed:
             # An earlier `close` was interrupted after it had warned; the cells may be unmapped.
             return

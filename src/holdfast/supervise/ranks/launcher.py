@@ -196,7 +196,7 @@ class Launcher:
             self._last_code = code
         is_over = self._membership.is_over
         # A spare that a signal has ended takes nothing from a job that has finished.
-        if process.is_rank and (is_over or self._is_ending) or is_over and not self._is_ending:
+        if process.is_rank if self._is_ending else is_over:
             self._code = self._code or code
         # A rank that a Ctrl-C has ended has said so itself.
         is_interrupted = self._is_ending and code == 128 + signal.SIGINT
