@@ -35,8 +35,8 @@ from holdfast.trainer.save.save_queue import SaveRequest
 from holdfast.trainer.save.save_schedule import Due
 
 AWAITED_SIZE_BYTES_MIN = 64 * 1024 * 1024
-"""From this size on the first save waits for its slot: without one the state would be copied twice,
-and the training would wait as long for the first copy, in new memory."""
+"""From this size on the first save waits for its slot, 0.6 s per GB. Without one the state would be
+copied to other memory first: 0.25 s per GB, and a third copy beside those in two slots."""
 
 log = logging.getLogger(__name__)
 
