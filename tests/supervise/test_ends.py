@@ -85,6 +85,15 @@ def test_a_notice_that_follows_a_failure_is_no_preemption(
     assert classify(evidence).cause is expected
 
 
+def test_a_save_that_a_lost_rank_had_a_part_in_is_no_failure_of_storage() -> None:
+    error = trainer_error(
+        SaveFailedError(4, "rank 1 has ended"), rank=0, last_step=4, time_secs=1.0
+    )
+    evidence = Evidence(code=1, errors=[error], lost_ranks=[(1, 51)])
+    assert classify(evidence).cause is EndCause.KILLED
+    assert classify(Evidence(code=1, errors=[error])).cause is EndCause.DISK
+
+
 def test_no_process_was_lost_where_there_is_no_other() -> None:
     error = trainer_error(
         ConnectionResetError("reset by peer"), rank=0, last_step=7, time_secs=1.0, is_alone=True

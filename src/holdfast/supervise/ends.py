@@ -171,8 +171,18 @@ def _has_failed_before(end: TrainerEnd, evidence: Evidence) -> bool:
     limit_secs = end.announced_secs + NOTICED_SECS
     if evidence.lost_ranks and end.lost_secs is not None and end.lost_secs <= limit_secs:
         return True
-    own = (error for error in evidence.errors if not follows_lost_process(error))
-    return any(error.time_secs <= end.announced_secs for error in own)
+    return any(error.time_secs <= end.announced_secs for error in _own_errors(evidence))
+
+
+def _own_errors(evidence: Evidence) -> list[TrainerError]:
+    """Return the exceptions that do not only follow from the end of another process.
+
+    A save to which a lost rank had to contribute fails too.
+    """
+    own = [error for error in evidence.errors if not follows_lost_process(error)]
+    if evidence.lost_ranks:
+        own = [error for error in own if {*error.kinds} & {*DISK_KINDS} != {"SaveFailedError"}]
+    return own
 
 
 def _failure(evidence: Evidence) -> End:
@@ -181,7 +191,7 @@ def _failure(evidence: Evidence) -> End:
     if evidence.oom_kills:
         reason = "out of memory: the kernel has killed a process of this cgroup"
         return End(code=code, cause=EndCause.MEMORY, reason=reason, step=_last_step(evidence))
-    error = next((error for error in evidence.errors if not follows_lost_process(error)), None)
+    error = next(iter(_own_errors(evidence)), None)
     if error is not None:
         place = f" ({error.place})" if error.place else ""
         reason = f"rank {error.rank}: {error.text}{place}"

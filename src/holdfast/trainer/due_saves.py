@@ -226,7 +226,7 @@ class DueSaves:
     def _prepare_first(self, state: object) -> None:
         """Wait for the slot of a large state's first save, unless `resume` has prepared one."""
         saver = self.position.saver
-        if saver.has_expected or self.position.session.place.ram_folder is None:
+        if saver.is_expecting or self.position.session.place.ram_folder is None:
             return
         try:
             layout = self.planner.layout(self.framework.outline(state))

@@ -229,9 +229,9 @@ class AgentSession:
         """The last warning that no agent can be reached. Owned by the watcher's thread."""
         self._watch_client: AgentClient | None = None
         self.left: protocol.Detached | None = None
+        """What stays on this host after `close`; None if the agent did not answer."""
         self.error: BaseException | None = None
         """What has left the manager's `with` block, and so ends the training."""
-        """What stays on this host after `close`; None if the agent did not answer."""
         self.place = self._join(opening_secs(self._config))
         self._watcher = threading.Thread(target=self._watch, name="holdfast-watch", daemon=True)
 

@@ -179,13 +179,13 @@ class SaveQueue:
             self._changed.notify_all()
 
     def note_ready(self) -> None:
-        """Record that the saver's thread has prepared slots, as far as there are any."""
+        """Record that the saver's thread has prepared the slots that it can get."""
         with self._changed:
             self._is_preparing = False
             self._changed.notify_all()
 
     def await_ready(self, timeout_secs: float) -> None:
-        """Wait until that is so, for at most `timeout_secs`, and until a signal arrives."""
+        """Wait until the slots asked for are prepared; a timeout or a signal ends the wait."""
 
         def is_over() -> bool:
             return not (self.is_getting_ready or self._is_preparing) or waits.has_signal()

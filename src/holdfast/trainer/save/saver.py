@@ -95,8 +95,6 @@ class Saver:
         """The last sealed part, whose images the next one may reuse."""
         self._copier = ReplicaWriter(lambda: session.place.ram_folder, clock)
         self._next: NextSlots | None = None
-        self.has_expected = False
-        """Whether slots for the first save were prepared."""
         self._thread = threading.Thread(target=self._run, name="holdfast-save", daemon=True)
         self._thread.start()
 
@@ -442,8 +440,12 @@ class Saver:
             pin: Registers the slots' memory.
         """
         self._next = NextSlots(size_bytes, size_bytes, copies, pin)
-        self.has_expected = True
         self.get_ready()
+
+    @property
+    def is_expecting(self) -> bool:
+        """Whether slots are prepared, or were, for a save that has not begun."""
+        return self._next is not None
 
     def await_ready(self) -> None:
         """Wait for slots that are being prepared, for a bounded time, on the training thread."""
