@@ -89,6 +89,17 @@ def test_a_notice_that_no_step_follows_is_reported_to_the_supervisor(
     assert [end.is_preempted for end in reported_ends(tmp_path)] == [True]
 
 
+def test_a_loop_that_ends_at_a_notice_without_a_save_is_warned(
+    one_host: Host, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    policy = save_decision_policy.FixedIntervalPolicy(10)
+    with holdfast.CheckpointManager(tmp_path, save_decision_policy=policy) as manager:
+        assert manager.save(0, {"x": np.zeros(3)})
+        assert not manager.save(1, {"x": np.zeros(3)})
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert "closing after step 1, but the newest checkpoint is of step 0" in caplog.text
+
+
 def test_a_signal_before_the_manager_has_joined_the_agent_is_announced_then() -> None:
     notified = []
     earlier = signal.signal(signal.SIGUSR1, lambda number, frame: None)
