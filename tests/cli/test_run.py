@@ -186,7 +186,7 @@ def test_a_killed_trainer_goes_on_and_the_agent_is_there_before_it(
         *("-m", "holdfast", "run", "--max-restarts", "1", "--directory", run, "--", *command),
         stem="commands",
     )
-    await_line(process, "3")
+    wait_until(lambda: any(event["step"] >= 3 for event in events(run, "sealed")))
     (trainer,) = answer(one_host, "status", run)["agents"][0]["trainers"]
     os.kill(trainer["pid"], signal.SIGKILL)
     await_line(process, "open 1")

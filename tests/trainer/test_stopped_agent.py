@@ -18,7 +18,7 @@ from holdfast.errors import SaveFailedError
 from holdfast.host.wire import protocol
 from holdfast.local_agent import client
 from holdfast.local_agent.launch import START_SECS
-from tests.hosts import Host, events, stop, wait_until
+from tests.hosts import Host, events, stop
 from tests.trainer.job import Job, seen, start_job
 
 STOPPED_SECS = 14.0
@@ -147,7 +147,8 @@ def test_a_suspended_agent_is_named_and_what_it_has_not_answered_is_not_confirme
     finally:
         os.kill(pid, signal.SIGCONT)
     monkeypatch.setattr(client, "PULSE_SECS", pulse_secs)
-    wait_until(lambda: not any(agent.trainers for agent in one_host.agents()))
+    # Whether it has read that its trainer has left is its web server's choice: the connection is
+    # closed by then. A process that opens the run again is no second trainer.
     with holdfast.CheckpointManager(run) as again:
         assert 0 in again.all_steps()
         again.resume(state)
