@@ -68,6 +68,8 @@ class Node:
     hosts: Path
     logs: Path
     controllers: Sequence[str]
+    net: network.Network
+    index: int
     _boot: subprocess.Popen[str] | None = None
     _programs: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
@@ -138,6 +140,14 @@ class Node:
         space = _pid_space(self.init)
         return [p for p in psutil.process_iter() if _pid_space(p.pid) == space]
 
+    def cut(self) -> None:
+        """Cuts its cable: it reaches nobody any more, and keeps its power."""
+        self.net.cut(self.index)
+
+    def heal(self) -> None:
+        """Its cable is back."""
+        self.net.heal(self.index)
+
     def kill(self) -> None:
         """Takes its power: all its processes and what it had in RAM are gone."""
         if self._boot is not None:
@@ -165,7 +175,7 @@ def nodes(names: Sequence[str], work: Path, *, has_cgroups: bool = False) -> Ite
         hosts.write_text("\n".join(lines) + "\n")
         machines = [
             Node(name, net.addresses[i], net.hosts[i].prefix[3], hosts, logs,
-                 CONTROLLERS if has_cgroups else ())
+                 CONTROLLERS if has_cgroups else (), net, i)
             for i, name in enumerate(names)
         ]  # fmt: skip
         for machine in machines:

@@ -26,6 +26,8 @@ from holdfast.supervise.drain import drain
 from holdfast.supervise.ends import EndCause
 from holdfast.supervise.hang_watch import HangWatch
 from holdfast.supervise.python_program import parse_command
+from holdfast.supervise.ranks.host_list import Address, own_place, parse_hosts
+from holdfast.supervise.ranks.launcher_config import LauncherConfig
 from holdfast.supervise.ranks.membership import Settings
 from holdfast.supervise.restarts import Budgets
 from holdfast.supervise.standby import Standby
@@ -108,7 +110,7 @@ class _HangTimeoutType(click.ParamType[float]):
     "--nproc",
     metavar="N",
     type=click.IntRange(min=1),
-    help="Start N ranks of CMD, a program that calls `holdfast.torch.surviving`.",
+    help="Start N ranks of CMD, a program that calls `holdfast.torch.surviving`, on each host.",
 )
 @click.option(
     "--spares",
@@ -116,13 +118,28 @@ class _HangTimeoutType(click.ParamType[float]):
     type=click.IntRange(min=0),
     default=0,
     show_default=True,
-    help="With --nproc: keep N more processes that take the places of lost ranks.",
+    help="With --nproc: keep N more processes on each host, for the places of lost ranks.",
+)
+@click.option(
+    "--hosts",
+    metavar="HOST[:PORT],…|auto",
+    help="With --nproc: the hosts of the job, of which each runs this command; auto: those of "
+    "Slurm's step.",
+)
+@click.option(
+    "--spare-hosts",
+    metavar="N",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    help="With --hosts: so many of them wait for the ranks of lost hosts.",
 )
 @click.option(
     "--min-ranks",
     metavar="N",
     type=click.IntRange(min=1),
-    help="With --nproc: go on with fewer ranks, at least N, if no process can replace a lost one.",
+    help="With --nproc: go on with fewer ranks, at least N in all, if no process can replace a "
+    "lost one.",
 )
 @click.option(
     "--leave-secs",
@@ -254,22 +271,44 @@ def _with_launcher(
     standby: bool,
     nproc: int | None,
     spares: int,
+    hosts: str | None,
+    spare_hosts: int,
     min_ranks: int | None,
     leave_secs: float,
 ) -> tuple[str, ...]:
     """Return the command that starts the ranks of a job of several processes."""
     if nproc is None:
-        if spares or min_ranks is not None:
-            raise click.UsageError("--spares and --min-ranks are options of --nproc")
+        if spares or min_ranks is not None or hosts is not None:
+            raise click.UsageError("--spares, --hosts and --min-ranks are options of --nproc")
         return command
     if standby:
         raise click.UsageError("--standby is for one process; with --nproc, --spares wait instead")
-    if min_ranks is not None and min_ranks > nproc:
-        raise click.UsageError(f"--min-ranks: expected at most {nproc}, found {min_ranks}")
+    addresses: tuple[Address, ...] = ()
+    own = 0
+    try:
+        if hosts is not None:
+            addresses = parse_hosts(hosts, os.environ)
+            own = own_place(addresses, os.environ)
+    except InvalidArgumentError as error:
+        raise click.UsageError(str(error)) from error
+    host_count = max(1, len(addresses))
+    if spare_hosts >= host_count:
+        raise click.UsageError(
+            f"--spare-hosts: expected fewer than the hosts, {host_count}, found {spare_hosts}"
+        )
+    ranks = nproc * (host_count - spare_hosts)
+    if min_ranks is not None and min_ranks > ranks:
+        raise click.UsageError(f"--min-ranks: expected at most {ranks}, found {min_ranks}")
     settings = Settings(
-        ranks=nproc, spares=spares, ranks_min=min_ranks or nproc, leave_secs=leave_secs
+        ranks=ranks,
+        spares=spares,
+        ranks_min=min_ranks or ranks,
+        leave_secs=leave_secs,
+        hosts=host_count,
+        spare_hosts=spare_hosts,
     )
-    text = msgspec.json.encode(settings).decode()
+    config = LauncherConfig(settings=settings, addresses=addresses, own=own)
+    text = msgspec.json.encode(config).decode()
     return (sys.executable, "-m", "holdfast.supervise.ranks", text, *command)
 
 

@@ -133,6 +133,8 @@ class _Survivor:
         self._link = RankLink.from_environment(os.environ, self._interrupt)
         self._result: Any = None
         self._has_trained = False
+        self._has_finished = False
+        """Whether the training has finished on all ranks of a generation."""
 
     def run(self) -> Any:
         show_interruption_briefly(self._role)
@@ -147,11 +149,12 @@ class _Survivor:
             error = self._generation(order)
             if error is not None and not self._is_lost(order, error):
                 raise error
-        if error is not None:
+        if error is not None and not self._has_finished:
             # The job was told to end before the next generation.
             raise error
         leave_group()
-        if not self._has_trained:
+        if error is not None or not self._has_trained:
+            # Others have finished the training.
             sys.exit(0)
         return self._result
 
@@ -164,7 +167,7 @@ class _Survivor:
         """End the collectives of a generation that is over, on the thread that reads orders."""
         order = self._order
         if order is not None and order.generation == broken.generation:
-            interrupt_group(order.pids)
+            interrupt_group(order.pids, order.peers)
 
     def _next_order(self) -> Assigned | None:
         """Wait for the next generation; None: the training has ended."""
@@ -174,7 +177,8 @@ class _Survivor:
             match order:
                 case Assigned():
                     return order
-                case Released():
+                case Released(has_finished):
+                    self._has_finished = has_finished
                     return None
                 case None if folder and _import_like_ranks(Path(folder)):
                     folder = None
@@ -217,7 +221,7 @@ class _Survivor:
                 return False
         _drop_frames(error)
         self._order = None
-        interrupt_group(order.pids)
+        interrupt_group(order.pids, order.peers)
         leave_group()
         step = self._kept.step if self._kept is not None else None
         self._link.report(

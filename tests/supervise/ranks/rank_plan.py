@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,13 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     steps: int
     kind: str = "plain"
     ranks: int = 4
+    """The ranks on all hosts."""
     spares: int = 1
+    addresses: tuple[tuple[str, int], ...] = ()
+    """The launchers of the job's hosts; empty: one host."""
+    spare_hosts: int = 0
+    pause_secs: float = 0.0
+    """How long each step takes at least."""
     ranks_min: int = 4
     leave_secs: float = 60.0
     interval: int = 3
@@ -71,6 +78,10 @@ def run_job(at: Host, **plan: Any) -> Outcome:
     """Run a job to its end."""
     text = msgspec.json.encode(Plan(**plan)).decode()
     stem = "" if plan.get("is_on_gpu") else "torch"
-    process = at.start(RIG, text, stem=stem, GLOO_SOCKET_IFNAME="lo")
+    return outcome_of(at.start(RIG, text, stem=stem, GLOO_SOCKET_IFNAME="lo"))
+
+
+def outcome_of(process: subprocess.Popen[str]) -> Outcome:
+    """Wait for the processes of one host."""
     out, err = process.communicate(timeout=JOB_SECS)
     return Outcome(process.returncode, [json.loads(line) for line in out.splitlines()], err)

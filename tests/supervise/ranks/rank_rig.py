@@ -29,7 +29,8 @@ from holdfast import save_decision_policy
 from holdfast.adapt.torch import groups
 from holdfast.adapt.torch.groups import GroupStore
 from holdfast.clock import SystemClock
-from holdfast.supervise.ranks.launcher import Launcher
+from holdfast.peers.config import listen
+from holdfast.supervise.ranks.launcher import Hosts, Launcher
 from holdfast.supervise.ranks.membership import Settings
 from tests.supervise.ranks.rank_plan import Fault, Plan
 
@@ -72,6 +73,7 @@ class Training:
             os.kill(os.getpid(), number)
 
     def step(self, step: int) -> None:
+        time.sleep(PLAN.pause_secs)
         generator = torch.Generator().manual_seed(1000 * step + self.job.rank)
         batch = torch.randn(4, PLAN.width, generator=generator).to(self.job.device)
         loss = self.wrapped(batch).square().mean()
@@ -95,7 +97,10 @@ class Training:
         job = self.job
         policy = save_decision_policy.FixedIntervalPolicy(PLAN.interval)
         self.fault(-1, "open")
-        with holdfast.CheckpointManager(PLAN.directory, save_decision_policy=policy) as manager:
+        ram = holdfast.RamTier(copies=2 if PLAN.addresses else 1)
+        with holdfast.CheckpointManager(
+            PLAN.directory, save_decision_policy=policy, ram=ram
+        ) as manager:
             self.fault(-1, "restore")
             start, _ = manager.resume(self.state)
             report = manager.last_restore
@@ -154,6 +159,15 @@ def share_one_gpu() -> None:
         groups.note_abort = lambda: None
 
 
+def own_place() -> Hosts | None:
+    """Listen for the launchers of the other hosts, if there are any."""
+    if not PLAN.addresses:
+        return None
+    own = int(sys.argv[2])
+    listener = listen(os.environ["HOLDFAST_INTERFACE"], PLAN.addresses[own][1])
+    return Hosts(addresses=PLAN.addresses, own=own, listener=listener)
+
+
 def start_rank(variables: Mapping[str, str], kept_fd: int) -> int:
     """Fork a rank, which ends as a program does."""
     pid = os.fork()
@@ -189,6 +203,8 @@ if __name__ == "__main__":
         spares=PLAN.spares,
         ranks_min=PLAN.ranks_min,
         leave_secs=PLAN.leave_secs,
+        hosts=max(1, len(PLAN.addresses)),
+        spare_hosts=PLAN.spare_hosts,
     )
     launcher = Launcher(
         start_rank,
@@ -196,5 +212,6 @@ if __name__ == "__main__":
         lambda: GroupStore,
         SystemClock(),
         lambda text: print(text, file=sys.stderr, flush=True),
+        own_place(),
     )
     sys.exit(launcher.run())

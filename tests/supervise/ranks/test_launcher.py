@@ -61,7 +61,7 @@ class Store:
     address = "127.0.0.1:1"
     open_count = 0
 
-    def __init__(self) -> None:
+    def __init__(self, address: str) -> None:
         Store.open_count += 1
 
     def close(self) -> None:

@@ -66,10 +66,10 @@ def test_orders_arrive_in_their_order_and_a_broken_generation_also_at_once() -> 
     launcher = Lines(ours, Report)
     link.report(Ready())
     launcher.send(Broken(3))
-    launcher.send(Released())
+    launcher.send(Released(has_finished=True))
     assert told.wait(60.0)
     assert broken == [Broken(3)]
-    assert [link.poll(60.0), link.poll(60.0), link.poll(0.0)] == [Broken(3), Released(), None]
+    assert [link.poll(60.0), link.poll(60.0), link.poll(0.0)] == [Broken(3), Released(True), None]
     assert [*launcher.receive()] == [Ready()]
     ours.close()
     with pytest.raises(

@@ -94,6 +94,11 @@ class Job:
         return init_device_mesh(self.device.type, tuple(shape), mesh_dim_names=names)
 
 
+TCP_ESTABLISHED = 1
+PASSES_MAX = 4
+"""How often to look for connections of a lost generation, until none is found."""
+
+
 def default_backend() -> str:
     """Return the backend of a process group on this host's devices."""
     return "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
@@ -171,7 +176,7 @@ def _set_watchdog() -> None:
         os.environ[name] = value
 
 
-def interrupt_group(pids: Collection[int]) -> None:
+def interrupt_group(pids: Collection[int], peers: Collection[str] = ()) -> None:
     """End the collectives of this process that wait for other ranks; on any thread.
 
     NCCL has a call for that; what the devices compute after it is torn. Gloo has none, and keeps
@@ -179,24 +184,51 @@ def interrupt_group(pids: Collection[int]) -> None:
     processes are shut down: the collectives at both ends then fail.
 
     Args:
-        pids: The processes of the ranks, which are on this host.
+        pids: Processes of this host, among them all of its ranks.
+        peers: The addresses of the other hosts. All connections of this process to them are shut
+            down, as it is not known which of them are a group's.
     """
     if not dist.is_initialized():
         return
     if "nccl" in str(dist.get_backend_config()):
         note_abort()
         _abort_groups()
-    others: set[Any] = set()
+    # The system's list of connections may lack some while others end.
+    for _ in range(PASSES_MAX):
+        if not _shut_down(_addresses_of(pids), peers):
+            break
+
+
+def _addresses_of(pids: Collection[int]) -> set[tuple[str, int]]:
+    """Return the local addresses of the connections of other processes."""
+    found: set[tuple[str, int]] = set()
     for pid in pids:
         if pid != os.getpid():
             with contextlib.suppress(psutil.Error):
-                others |= {c.laddr for c in psutil.Process(pid).net_connections("tcp")}
-    for connection in psutil.Process().net_connections("tcp"):
-        if connection.raddr and connection.raddr in others:
-            # Another thread may have closed it, and have opened another file by its number.
-            with contextlib.suppress(OSError), socket.socket(fileno=os.dup(connection.fd)) as own:
-                if own.getpeername()[:2] == tuple(connection.raddr):
-                    own.shutdown(socket.SHUT_RDWR)
+                connections = psutil.Process(pid).net_connections("tcp")
+                found |= {_plain(each.laddr) for each in connections}
+    return found
+
+
+def _shut_down(others: set[tuple[str, int]], peers: Collection[str]) -> int:
+    """Shut down this process's connections to these addresses or hosts; return their number."""
+    count = 0
+    for name in os.listdir("/proc/self/fd"):
+        # A file, or closed by another thread, which may have opened another file by its number.
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(int(name))) as own:
+            if own.family not in (socket.AF_INET, socket.AF_INET6):
+                continue
+            state = own.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0]
+            remote = _plain(own.getpeername())
+            if state == TCP_ESTABLISHED and (remote in others or remote[0] in peers):
+                own.shutdown(socket.SHUT_RDWR)
+                count += 1
+    return count
+
+
+def _plain(address: tuple[Any, ...]) -> tuple[str, int]:
+    """Return host and port; an IPv4 address in IPv6 as it is in IPv4."""
+    return str(address[0]).removeprefix("::ffff:"), int(address[1])
 
 
 def _abort_groups() -> None:
@@ -221,11 +253,15 @@ def leave_group() -> None:
 
 
 class GroupStore:
-    """The store of one generation, held by the launcher. Closing it ends all waits in it."""
+    """The store of one generation, held by the launcher. Closing it ends all waits in it.
 
-    def __init__(self) -> None:
-        self._server: Any = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-        self.address = f"127.0.0.1:{self._server.port}"
+    Args:
+        address: The address of this host at which the ranks reach it.
+    """
+
+    def __init__(self, address: str) -> None:
+        self._server: Any = dist.TCPStore(address, 0, is_master=True, wait_for_workers=False)
+        self.address = f"{address}:{self._server.port}"
 
     def close(self) -> None:
         """End the store. Processes that wait in it fail."""

@@ -1,4 +1,4 @@
-"""Run the launcher of one job: `python -m holdfast.supervise.ranks SETTINGS CMD…`.
+"""Run the launcher of one job: `python -m holdfast.supervise.ranks CONFIG CMD…`.
 
 `holdfast run --nproc` starts it, as the command that it supervises.
 """
@@ -10,13 +10,16 @@ import sys
 from collections.abc import Callable, Mapping
 
 from holdfast.clock import SystemClock
+from holdfast.errors import HoldfastError
 from holdfast.format.json_codec import decode
+from holdfast.peers.config import listen
 from holdfast.supervise.command import spawn
-from holdfast.supervise.ranks.launcher import Launcher, Store
-from holdfast.supervise.ranks.membership import Settings
+from holdfast.supervise.ranks.host_list import listening_address
+from holdfast.supervise.ranks.launcher import Hosts, Launcher, Store
+from holdfast.supervise.ranks.launcher_config import LauncherConfig
 
 
-def _load_stores() -> Callable[[], Store]:
+def _load_stores() -> Callable[[str], Store]:
     from holdfast.adapt.torch.groups import GroupStore
 
     return GroupStore
@@ -26,15 +29,35 @@ def _note(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
+def _hosts(config: LauncherConfig) -> Hosts | None:
+    """Listen for the other hosts' launchers.
+
+    Raises:
+        HoldfastError: This host's address cannot be listened at.
+    """
+    if not config.addresses:
+        return None
+    host, port = config.addresses[config.own]
+    address = listening_address(host, os.environ)
+    listener = listen(address, port, "listen for the other hosts' `holdfast run`")
+    return Hosts(addresses=config.addresses, own=config.own, listener=listener)
+
+
 def main() -> int:
     """Run the job that the arguments describe, and return its exit code."""
-    settings = decode(sys.argv[1].encode(), Settings)
+    config = decode(sys.argv[1].encode(), LauncherConfig)
     command = sys.argv[2:]
 
     def spawn_rank(variables: Mapping[str, str], kept_fd: int) -> int:
         return spawn(command, os.environ | dict(variables), [kept_fd], group=None)
 
-    return Launcher(spawn_rank, settings, _load_stores, SystemClock(), _note).run()
+    try:
+        hosts = _hosts(config)
+    except HoldfastError as error:
+        _note(f"holdfast run: {error}")
+        return 2
+    clock = SystemClock()
+    return Launcher(spawn_rank, config.settings, _load_stores, clock, _note, hosts).run()
 
 
 if __name__ == "__main__":

@@ -1,48 +1,46 @@
-"""Run the processes of one job on this host: start them, hear them, and carry out decisions.
+"""Run the processes of one job on this host, and lead or follow the launchers of the other hosts.
 
 The launcher is the command that `holdfast run --nproc` supervises: the processes are in its process
-group, so each signal reaches them directly, and its exit code is that of the job. It holds the
-store of each generation. Whatever waits in that store fails when the generation is over.
+group, so each signal reaches them directly, and its exit code is that of the job on this host. Of
+all launchers one leads: it decides who is a rank, and holds the store of each generation. Whatever
+waits in that store fails when the generation is over.
+
+See docs/decisions/0064 and docs/decisions/0071.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
-import select
 import selectors
 import shutil
 import signal
 import socket
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from types import FrameType
 from typing import Protocol
 
-import msgspec
-
 from holdfast.clock import Clock
-from holdfast.environment import MEMBER_VARIABLE, STANDBY_VARIABLE
+from holdfast.environment import STANDBY_VARIABLE
 from holdfast.quantities import counted
 from holdfast.supervise.command import CommandNotRunError
 from holdfast.supervise.ends import signal_text
-from holdfast.supervise.ranks import membership
-from holdfast.supervise.ranks.membership import Effect, Leave, Membership, Settings
+from holdfast.supervise.ranks import host_links, membership
+from holdfast.supervise.ranks.host_links import HostLinks
+from holdfast.supervise.ranks.leadership import Leadership, Vote
+from holdfast.supervise.ranks.membership import Effect, Joined, Leave, Membership, Settings
+from holdfast.supervise.ranks.processes import Handler, Process, Processes, Spawn
 from holdfast.trainer.process import rank_link
-from holdfast.trainer.process.rank_link import Lines
 
 QUIET = "TORCH_CPP_LOG_LEVEL"
+GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 LOOK_SECS = 2.0
 """How often to look whether `holdfast run` lives."""
 TICK_SECS = 0.25
 """The shortest pause between two looks at the time."""
-END_SECS = 10.0
-"""How long processes may take to end after they were released by a signal or given up."""
-
-
-Spawn = Callable[[Mapping[str, str], int], int]
+LOOPBACK = "127.0.0.1"
 
 
 class Store(Protocol):
@@ -55,56 +53,60 @@ class Store(Protocol):
         ...
 
 
-@dataclass(slots=True)
-class _Process:
-    """One process, with its link and its end."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hosts:
+    """The hosts of a job.
 
-    pid: int
-    pidfd: int
-    lines: Lines
-    is_rank: bool = False
+    Attributes:
+        addresses: Host and port of each host's launcher; the same list on all of them.
+        own: The place of this host in the list.
+        listener: The socket at its address, which listens.
+    """
 
-    def send_signal(self, number: int) -> None:
-        """Send a signal; the process may have ended."""
-        with contextlib.suppress(ProcessLookupError):
-            signal.pidfd_send_signal(self.pidfd, number)
-
-    def reap(self) -> int:
-        """Return its exit code; -N if signal N has ended it. It has ended, or ends."""
-        _, status = os.waitpid(self.pid, 0)
-        os.close(self.pidfd)
-        self.lines.connection.close()
-        return os.waitstatus_to_exitcode(status)
+    addresses: tuple[tuple[str, int], ...]
+    own: int
+    listener: socket.socket
 
 
 class Launcher:
-    """The processes of one job. Owned by one thread.
+    """The processes of one job on one host. Owned by one thread.
 
     Args:
         spawn: Starts a process with an environment and an inherited descriptor; returns its id.
         settings: The size of the job.
-        load_stores: Loads what opens the store of a generation; called once the processes are
-            started, which import the same meanwhile.
+        load_stores: Loads what opens the store of a generation at an address; called once the
+            processes are started, which import the same meanwhile.
         clock: The clock.
         note: Shows one line to the user.
+        hosts: The hosts of the job; None: this one alone.
     """
 
     def __init__(
         self,
         spawn: Spawn,
         settings: Settings,
-        load_stores: Callable[[], Callable[[], Store]],
+        load_stores: Callable[[], Callable[[str], Store]],
         clock: Clock,
         note: Callable[[str], None],
+        hosts: Hosts | None = None,
     ) -> None:
-        self._spawn = spawn
+        self._settings = settings
         self._load_stores = load_stores
         self._clock = clock
         self._note = note
-        self._membership = Membership(settings)
-        self._processes: dict[int, _Process] = {}
+        self._hosts = hosts
+        self._own = 0 if hosts is None else hosts.own
+        self._leadership = Leadership(self._own)
+        self._vote = Vote(follows=self._own, has_quorum=False)
+        """What this launcher has said last."""
+        self._membership: Membership | None = None
+        """All processes of the job, if this launcher leads."""
+        self._links: HostLinks | None = None
         self._selector = selectors.DefaultSelector()
         self._folder = tempfile.mkdtemp(prefix="holdfast-ranks-")
+        self._processes = Processes(
+            spawn, self._variables(), self._selector, self._on_report, self._on_end
+        )
         self._store: Store | None = None
         self._code = 0
         """The exit code: that of the first process that failed and was not replaced."""
@@ -114,6 +116,10 @@ class Launcher:
         """The signals that have arrived since the last look."""
         self._is_ending = False
         """Whether one has arrived: no process is replaced any more."""
+        self._over: host_links.Over | None = None
+        """How the job is over; None: it is not."""
+        self._strangers: set[int] = set()
+        """The hosts with other settings that the user knows of."""
         self._supervisor = os.getppid()
 
     def run(self) -> int:
@@ -123,14 +129,50 @@ class Launcher:
         for number in (signal.SIGUSR1, signal.SIGUSR2):
             signal.signal(number, lambda number, frame: None)
         try:
-            self._carry_out(self._membership.begin(self._clock.monotonic()))
+            for member in self._settings.first_members(self._own):
+                self._start(member)
             self._open_store = self._load_stores()
+            self._lead()
+            if self._hosts is not None:
+                self._connect(self._hosts)
             while self._processes:
                 self._wait()
         finally:
             self._end_all()
+            if self._links is not None:
+                self._links.close()
             shutil.rmtree(self._folder, ignore_errors=True)
         return self._code
+
+    def _variables(self) -> dict[str, str]:
+        """Return the variables that all processes have."""
+        variables = {STANDBY_VARIABLE: self._folder}
+        if QUIET not in os.environ:
+            # Each end of a generation's store would be a warning with C++'s stack, on every rank.
+            variables[QUIET] = "ERROR"
+        if self._hosts is not None and GLOO_INTERFACE not in os.environ:
+            # Gloo takes the address of the host's name, which is often one of loopback.
+            address = self._hosts.listener.getsockname()[0]
+            if (interface := host_links.interface_of(address)) is not None:
+                variables[GLOO_INTERFACE] = interface
+        return variables
+
+    def _connect(self, hosts: Hosts) -> None:
+        hello = host_links.Hello(
+            host=hosts.own,
+            settings=self._settings,
+            addresses=host_links.addresses_of_host(),
+        )
+        self._links = HostLinks(
+            hello,
+            hosts.addresses,
+            hosts.listener,
+            self._selector,
+            self._clock,
+            on_message=self._on_message,
+            on_lost=self._on_host_lost,
+            on_stranger=self._on_stranger,
+        )
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self._signals.append(number)
@@ -138,121 +180,270 @@ class Launcher:
     def _wait(self) -> None:
         """Wait for what happens next, and take it."""
         now_secs = self._clock.monotonic()
-        due_secs = self._membership.next_secs
+        due_secs = None if self._membership is None else self._membership.next_secs
         secs = LOOK_SECS if due_secs is None else max(TICK_SECS, due_secs - now_secs)
-        events = [key.data for key, _ in self._selector.select(secs)]
+        if self._links is not None:
+            secs = min(secs, host_links.BEAT_SECS / 2)
+        handlers: list[Handler] = [key.data for key, _ in self._selector.select(secs)]
         if self._signals:
             # Before the ends of processes that the same signal has ended.
             self._signals.clear()
             self._is_ending = True
-            self._carry_out(self._membership.ending(self._clock.monotonic()))
-        # What a process has sent before its end counts before its end. Each event may end the job.
-        for member in [m for m, is_end in events if not is_end]:
-            if member in self._processes:
-                self._hear(member)
-        for member in [m for m, is_end in events if is_end]:
-            if member in self._processes:
-                self._reap(member)
-        now_secs = self._clock.monotonic()
+            self._send_leader(host_links.Ending())
+            self._decide(lambda job: job.ending(self._clock.monotonic()))
+        # What a process has sent before its end counts before its end.
+        for _, handle in sorted(handlers, key=lambda handler: handler[0]):
+            handle()
         if os.getppid() != self._supervisor:
             # It was killed, and nobody restarts the job.
             self._end_all()
-        self._carry_out(self._membership.tick(now_secs))
+        self._decide(lambda job: job.tick(self._clock.monotonic()))
+        if self._links is not None:
+            self._links.beat(self._say)
 
-    def _hear(self, member: int) -> None:
-        """Take what a process has sent."""
-        process = self._processes[member]
-        now_secs = self._clock.monotonic()
-        try:
-            messages = [*process.lines.receive()]
-        except (EOFError, msgspec.DecodeError):
-            # It has ended, or ends: its pidfd shows that.
-            with contextlib.suppress(KeyError):
-                self._selector.unregister(process.lines.connection)
-            return
-        for message in messages:
-            match message:
-                case rank_link.Ready():
-                    self._carry_out(self._membership.ready(member, now_secs))
-                case rank_link.Failed(generation=generation, text=text):
-                    self._carry_out(self._membership.failed(member, generation, text, now_secs))
-                case rank_link.Left(generation=generation):
-                    leave = Leave(message.last_step, message.text, message.kept_step)
-                    self._carry_out(self._membership.left(member, generation, leave, now_secs))
-                case rank_link.Finished(generation=generation):
-                    self._carry_out(self._membership.finished(member, generation, now_secs))
+    # Own processes.
 
-    def _reap(self, member: int) -> None:
-        """Take the end of a process."""
-        self._hear(member)
-        process = self._processes.pop(member)
-        self._selector.unregister(process.pidfd)
-        with contextlib.suppress(KeyError):
-            self._selector.unregister(process.lines.connection)
-        code = process.reap()
+    def _on_report(self, member: int, report: rank_link.Report) -> None:
+        self._send_leader(host_links.Reported(member, report))
+        self._take_report(member, report)
+
+    def _on_end(self, member: int, process: Process, code: int) -> None:
         reason = f"ended by {signal_text(-code)}" if code < 0 else f"exit code {code}"
         code = 128 - code if code < 0 else code
         if process.is_rank or not self._code:
             self._last_code = code
-        is_over = self._membership.is_over
         # A spare that a signal has ended takes nothing from a job that has finished.
-        if process.is_rank if self._is_ending else is_over:
+        if process.is_rank if self._is_ending else self._over is not None:
             self._code = self._code or code
         # A rank that a Ctrl-C has ended has said so itself.
         is_interrupted = self._is_ending and code == 128 + signal.SIGINT
-        if process.is_rank and not is_over and not is_interrupted:
+        if process.is_rank and self._over is None and not is_interrupted:
             self._note(f"holdfast run: process {process.pid} of a rank: {reason}")
-        self._carry_out(self._membership.ended(member, reason, self._clock.monotonic()))
+        self._send_leader(host_links.Ended(member, reason))
+        self._take_end(member, reason)
 
-    def _carry_out(self, effects: Iterable[Effect]) -> None:
+    def _start(self, member: int) -> None:
+        try:
+            self._processes.start(member)
+        except CommandNotRunError as error:
+            self._note(f"holdfast run: {error}")
+            self._end_all()
+            raise SystemExit(error.code) from error
+
+    def _kill(self, member: int) -> None:
+        if (pid := self._processes.kill(member)) is not None:
+            self._note(
+                f"holdfast run: process {pid} did not leave its generation: it is killed, and its "
+                "rank is lost too"
+            )
+
+    def _order(self, member: int, order: rank_link.Order) -> None:
+        self._processes.order(member, order)
+
+    def _finish(self, over: host_links.Over) -> None:
+        """End the job on this host: release its processes, or end them for a reason."""
+        self._over = over
+        if not over.reason:
+            self._processes.release(has_finished=over.has_finished)
+            return
+        self._note(f"holdfast run: the ranks are ended: {over.reason}")
+        self._code = self._last_code or 1
+        self._end_all()
+
+    def _end_all(self) -> None:
+        """End the processes that are left."""
+        self._processes.end_all(self._clock)
+        self._close_store()
+
+    # The other hosts.
+
+    def _say(self) -> Vote:
+        """Return what this launcher says of its leader."""
+        has_quorum = self._membership is not None and self._membership.has_quorum
+        return Vote(follows=self._leadership.follows, has_quorum=has_quorum)
+
+    def _choose(self) -> None:
+        """Choose the leader again, and follow it."""
+        if self._over is not None or self._links is None:
+            return
+        before = self._leadership.follows
+        leader = self._leadership.choose(has_quorum=self._say().has_quorum)
+        if leader != before:
+            self._processes.leave()
+            if leader == self._own:
+                self._lead()
+            else:
+                self._membership = None
+                self._close_store()
+                self._links.send(leader, host_links.Joining(self._joined()))
+        if (vote := self._say()) != self._vote:
+            self._vote = vote
+            self._links.say(vote)
+
+    def _joined(self) -> Joined:
+        known = self._processes.known()
+        own = self._processes
+        return Joined(members=known, generation=own.generation, size=own.size)
+
+    def _lead(self) -> None:
+        """Decide from now on for the hosts that join."""
+        awaited = set(range(self._settings.hosts))
+        if self._links is not None and self._processes.generation:
+            awaited = self._links.connected
+        self._membership = Membership(self._settings, awaited)
+        self._decide(lambda job: job.join(self._own, self._joined(), self._clock.monotonic()))
+        if self._is_ending:
+            self._decide(lambda job: job.ending(self._clock.monotonic()))
+
+    def _on_host_lost(self, host: int) -> None:
+        self._leadership.lost(host)
+        self._leave(host)
+        if self._membership is not None:
+            self._membership.awaited.discard(host)
+        self._choose()
+
+    def _leave(self, host: int) -> None:
+        """A host does not follow this one any more, if it did."""
+        if self._membership is not None and host in self._membership.hosts:
+            if self._over is None:
+                self._note(f"holdfast run: host {self._name(host)} is lost")
+            self._decide(lambda job: job.host_lost(host, self._clock.monotonic()))
+
+    def _on_stranger(self, hello: host_links.Hello) -> None:
+        if hello.host not in self._strangers:
+            self._strangers.add(hello.host)
+            self._note(
+                f"holdfast run: host {self._name(hello.host)} was started with other options, and "
+                f"stays outside: {hello.settings}, here {self._settings}; start all hosts with the "
+                "same --nproc, --spares, --min-ranks, --leave-secs, --hosts and --spare-hosts"
+            )
+
+    def _name(self, host: int) -> str:
+        is_known = self._hosts is not None and 0 <= host < len(self._hosts.addresses)
+        return self._hosts.addresses[host][0] if self._hosts is not None and is_known else str(host)
+
+    def _on_message(self, host: int, message: host_links.Message) -> None:
+        """Take what another host has sent, which may be outdated."""
+        if isinstance(message, host_links.Voted):
+            self._leadership.heard(host, message.vote)
+            if message.vote.follows != self._own:
+                self._leave(host)
+            self._choose()
+        elif self._membership is not None:
+            self._take_of_host(host, message)
+        elif host == self._leadership.follows:
+            self._obey(message)
+
+    def _take_of_host(self, host: int, message: host_links.Message) -> None:
+        """Take what a host that follows this one has sent."""
+        assert self._membership is not None
+        if isinstance(message, host_links.Joining):
+            if self._over is not None:
+                self._send(host, self._over)
+                return
+            self._leave(host)
+            now_secs = self._clock.monotonic()
+            self._decide(lambda job: job.join(host, message.joined, now_secs))
+            self._choose()
+        if host not in self._membership.hosts:
+            return
+        match message:
+            case host_links.Reported(member, report):
+                self._take_report(member, report)
+            case host_links.Ended(member, reason):
+                self._take_end(member, reason)
+            case host_links.Ending():
+                self._decide(lambda job: job.ending(self._clock.monotonic()))
+
+    def _obey(self, message: host_links.Message) -> None:
+        """Do what the leader says."""
+        match message:
+            case host_links.Started(member):
+                self._start(member)
+            case host_links.Ordered(member, order):
+                self._order(member, order)
+            case host_links.Killed(member):
+                self._kill(member)
+            case host_links.Over():
+                self._finish(message)
+
+    def _send(self, host: int, message: host_links.Message) -> None:
+        if self._links is not None:
+            self._links.send(host, message)
+
+    def _send_leader(self, message: host_links.Message) -> None:
+        if self._membership is None and self._over is None:
+            self._send(self._leadership.follows, message)
+
+    # What a leader decides.
+
+    def _decide(self, change: Callable[[Membership], Iterable[Effect]]) -> None:
+        """Tell the membership of something, if this launcher leads, and do what follows."""
+        if self._membership is not None and self._over is None:
+            self._carry_out(self._membership, change(self._membership))
+
+    def _take_report(self, member: int, report: rank_link.Report) -> None:
+        if self._membership is None or member not in self._membership:
+            return
+        now_secs = self._clock.monotonic()
+        match report:
+            case rank_link.Ready():
+                self._decide(lambda job: job.ready(member, now_secs))
+            case rank_link.Failed(generation=generation, text=text):
+                self._decide(lambda job: job.failed(member, generation, text, now_secs))
+            case rank_link.Left(generation=generation):
+                leave = Leave(report.last_step, report.text, report.kept_step)
+                self._decide(lambda job: job.left(member, generation, leave, now_secs))
+            case rank_link.Finished(generation=generation):
+                self._decide(lambda job: job.finished(member, generation, now_secs))
+
+    def _take_end(self, member: int, reason: str) -> None:
+        if self._membership is not None and member in self._membership:
+            self._decide(lambda job: job.ended(member, reason, self._clock.monotonic()))
+
+    def _carry_out(self, job: Membership, effects: Iterable[Effect]) -> None:
         for effect in effects:
             match effect:
                 case membership.Start(member):
-                    self._start(member)
+                    self._at(member, self._start, host_links.Started(member))
                 case membership.Begin():
                     self._begin(effect)
                 case membership.Break(generation, members):
                     self._close_store()
                     for member in members:
-                        self._send(member, rank_link.Broken(generation))
+                        self._give(member, rank_link.Broken(generation))
                 case membership.Kill(member):
-                    process = self._processes[member]
-                    self._note(
-                        f"holdfast run: process {process.pid} did not leave its generation: "
-                        "it is killed, and its rank is lost too"
-                    )
-                    process.send_signal(signal.SIGKILL)
+                    self._at(member, self._kill, host_links.Killed(member))
                 case membership.Own(member):
-                    self._send(member, rank_link.Reraise())
-                case membership.Release():
-                    self._release()
+                    self._give(member, rank_link.Reraise())
+                case membership.Release(has_finished):
+                    self._tell_all_over(job, host_links.Over("", has_finished))
                 case membership.GiveUp(reason):
-                    self._note(f"holdfast run: the ranks are ended: {reason}")
-                    self._code = self._last_code or 1
-                    self._end_all()
+                    self._tell_all_over(job, host_links.Over(reason, has_finished=False))
 
-    def _start(self, member: int) -> None:
-        ours, theirs = socket.socketpair()
-        own = {MEMBER_VARIABLE: str(theirs.fileno()), STANDBY_VARIABLE: self._folder}
-        if QUIET not in os.environ:
-            # Each end of a generation's store would be a warning with C++'s stack, on every rank.
-            own[QUIET] = "ERROR"
-        with theirs:
-            try:
-                pid = self._spawn(own, theirs.fileno())
-            except CommandNotRunError as error:
-                self._note(f"holdfast run: {error}")
-                ours.close()
-                self._end_all()
-                raise SystemExit(error.code) from error
-        process = _Process(pid, os.pidfd_open(pid), Lines(ours, rank_link.Report))
-        self._processes[member] = process
-        self._selector.register(process.pidfd, selectors.EVENT_READ, (member, True))
-        self._selector.register(ours, selectors.EVENT_READ, (member, False))
+    def _tell_all_over(self, job: Membership, over: host_links.Over) -> None:
+        for host in job.hosts - {self._own}:
+            self._send(host, over)
+        self._finish(over)
+
+    def _at(self, member: int, act: Callable[[int], None], message: host_links.Message) -> None:
+        """Let the host of a process do something."""
+        host = member % self._settings.hosts
+        if host == self._own:
+            act(member)
+        else:
+            self._send(host, message)
+
+    def _give(self, member: int, order: rank_link.Order) -> None:
+        """Give an order to a process of any host."""
+        self._at(member, lambda m: self._order(m, order), host_links.Ordered(member, order))
 
     def _begin(self, begin: membership.Begin) -> None:
         self._close_store()
-        self._store = self._open_store()
+        address = LOOPBACK
+        if self._hosts is not None:
+            address = self._hosts.listener.getsockname()[0]
+        self._store = self._open_store(address)
         if begin.kept_step is not None:
             verbs = ("holds", "saves") if len(begin.seats) == 1 else ("hold", "save")
             self._note(
@@ -266,46 +457,24 @@ class Launcher:
                 f"{counted(len(begin.seats), 'rank')}; lost before: {lost}"
             )
         for seat in begin.seats:
-            self._processes[seat.member].is_rank = True
-            self._send(
-                seat.member,
-                rank_link.Assigned(
-                    generation=begin.generation,
-                    rank=seat.rank,
-                    world_size=len(begin.seats),
-                    seat=seat.number,
-                    store=self._store.address,
-                    pids=tuple(self._processes[each.member].pid for each in begin.seats),
-                    lost=begin.lost,
-                    kept_step=begin.kept_step,
-                    survivors=begin.survivors,
-                ),
+            order = rank_link.Assigned(
+                generation=begin.generation,
+                rank=seat.rank,
+                world_size=len(begin.seats),
+                seat=seat.number,
+                store=self._store.address,
+                peers=self._peers_of(seat.member % self._settings.hosts),
+                lost=begin.lost,
+                kept_step=begin.kept_step,
+                survivors=begin.survivors,
             )
+            self._give(seat.member, order)
 
-    def _release(self) -> None:
-        for member in self._processes:
-            self._send(member, rank_link.Released())
-
-    def _send(self, member: int, order: rank_link.Order) -> None:
-        process = self._processes.get(member)
-        if process is not None:
-            process.lines.send(order)
+    def _peers_of(self, host: int) -> tuple[str, ...]:
+        """Return the addresses of the other hosts. A leader is connected with all of them."""
+        return () if self._links is None else self._links.addresses_but_of(host)
 
     def _close_store(self) -> None:
         if self._store is not None:
             self._store.close()
             self._store = None
-
-    def _end_all(self) -> None:
-        """End the processes that are left: SIGTERM, and SIGKILL after `END_SECS`."""
-        deadline_secs = self._clock.monotonic() + END_SECS
-        for process in self._processes.values():
-            process.send_signal(signal.SIGTERM)
-            process.send_signal(signal.SIGCONT)
-        for process in self._processes.values():
-            secs = max(0.0, deadline_secs - self._clock.monotonic())
-            if not select.select([process.pidfd], [], [], secs)[0]:
-                process.send_signal(signal.SIGKILL)
-            process.reap()
-        self._close_store()
-        self._processes.clear()

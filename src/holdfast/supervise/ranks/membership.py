@@ -1,26 +1,31 @@
 """Decide which processes are the ranks of the next generation, and what ends.
 
 Pure: a state machine. Inputs are what happened to processes, with the time; outputs are effects,
-which the launcher carries out in their order. A *seat* is a place for a rank on this host, with its
-device. Invariants:
+which the leading launcher carries out in their order. A *seat* is a place for a rank on a host,
+with its device. A process has a number, whose remainder by the count of hosts is its host.
+Invariants:
 
 - A generation begins only when no process of the one before trains any more: each has left it,
   has finished it, or has ended.
 - A process keeps its seat, and its rank while the number of ranks stays the same.
+- A generation begins, and lasts, only while a quorum of the hosts has joined.
 - Every wait is bounded: for processes that do not leave a broken generation, for spares that start,
-  and for progress, without which the job is given up.
+  for hosts, and for progress, without which the job is given up.
 - A generation that only saves what the survivors hold of a step consists of all of them, follows a
   loss, and is tried once.
 - The training is released only when it has finished on all ranks of one generation.
 
-See docs/decisions/0064.
+See docs/decisions/0064 and docs/decisions/0071.
 """
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
+
+from holdfast.quantities import counted
 
 FAILED_STARTS_MAX = 3
 """So many processes in a row that end before they are ready give the job up."""
@@ -32,6 +37,12 @@ SPARE_SECS = 60.0
 """How long to wait for a process that starts, if the job may go on with fewer ranks."""
 SAVE_SECS = 60.0
 """How long the survivors may take to save the state that they hold."""
+START_SECS = 60.0
+"""How long the first generation waits for all hosts, if it may begin without some of them."""
+JOIN_SECS = 6.0
+"""How long a new leader waits for hosts that have yet to notice the end of the one before."""
+HOST_SECS = 300.0
+"""How long to wait for hosts without which the job cannot go on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,21 +50,38 @@ class Settings:
     """The size of a job.
 
     Attributes:
-        ranks: How many ranks it begins with.
-        spares: How many more processes wait.
+        ranks: How many ranks it begins with, on all hosts.
+        spares: How many more processes wait on each host.
         ranks_min: With how many it may go on, if there are no processes for the others.
         leave_secs: How long a process may take to leave a broken generation.
+        hosts: How many hosts there are.
+        spare_hosts: How many of them are there for the ranks of lost hosts.
     """
 
     ranks: int
     spares: int
     ranks_min: int
     leave_secs: float
+    hosts: int = 1
+    spare_hosts: int = 0
+
+    @property
+    def seats(self) -> int:
+        """How many ranks a host has at most."""
+        return self.ranks // (self.hosts - self.spare_hosts)
+
+    def first_members(self, host: int) -> range:
+        """Return the processes that a host starts before it joins."""
+        return range(host, host + self.hosts * (self.seats + self.spares), self.hosts)
 
     @property
     def replaces(self) -> bool:
         """Whether processes are started in place of lost ones."""
         return self.spares > 0 or self.ranks_min == self.ranks
+
+    def is_quorum(self, hosts: Collection[int]) -> bool:
+        """Return whether these hosts may go on without the others, which cannot without them."""
+        return 2 * len(hosts) + (0 in hosts) > self.hosts
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +158,9 @@ class Own:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """Let all processes go: the training is over."""
+    """Let all processes go: the training has finished, or the job was told to end."""
+
+    has_finished: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +173,9 @@ class GiveUp:
 Effect = Start | Break | Begin | Kill | Own | Release | GiveUp
 
 
-class _State(enum.Enum):
+class State(enum.StrEnum):
+    """What a process does."""
+
     STARTING = enum.auto()
     WAITING = enum.auto()
     """Ready to be a rank of the next generation."""
@@ -152,30 +184,67 @@ class _State(enum.Enum):
     """It has failed, and asks whether ranks were lost."""
     FINISHED = enum.auto()
     """Its training has returned."""
+    LEAVING = enum.auto()
+    """It trains in a generation before the present one, which its launcher has told it to leave."""
 
 
-@dataclass(slots=True)
-class _Member:
-    state: _State = _State.STARTING
+@dataclass(slots=True, kw_only=True)
+class Member:
+    """One process, as its host's launcher reports it when the host joins, and as it is since then.
+
+    Attributes:
+        seat: Its seat on its host, which it keeps if it can; None: it was no rank yet.
+        rank: Its rank in its newest generation that trained.
+        generation: Its newest generation; 0: none.
+        kept_step: The step whose state it holds unchanged.
+    """
+
+    state: State = State.STARTING
     seat: int | None = None
     rank: int | None = None
+    generation: int = 0
+    kept_step: int | None = None
     since_secs: float = 0.0
     is_killed: bool = False
-    kept_step: int | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class Joined:
+    """What a host's launcher reports when the host joins.
+
+    Attributes:
+        members: Its processes.
+        generation: The newest generation that it knows of.
+        size: The number of ranks of the newest one that trained.
+    """
+
+    members: dict[int, Member]
+    generation: int = 0
+    size: int = 0
 
 
 @dataclass(slots=True)
 class Membership:
-    """The processes of one job. Owned by the launcher's thread."""
+    """The processes of one job. Owned by the leading launcher's thread.
+
+    Attributes:
+        awaited: The hosts that may join soon. The first generation of this leader waits for them.
+    """
 
     settings: Settings
+    awaited: set[int] = field(default_factory=set)
     generation: int = 0
     is_over: bool = False
     """Whether all processes were released or given up."""
-    _members: dict[int, _Member] = field(default_factory=dict)
+    hosts: set[int] = field(default_factory=set)
+    """The hosts that have joined."""
+    _members: dict[int, Member] = field(default_factory=dict)
+    _newest: int = 0
+    """The newest generation that any host knows of."""
     _next: int = 0
-    _lost: list[int] = field(default_factory=list)
-    """The ranks that were lost since the generation began."""
+    """The number of the next process, divided by the count of hosts."""
+    _gathers_until_secs: float = 0.0
+    """Until when to wait for hosts without which a generation could begin."""
     _size: int = 0
     """The number of ranks of the present generation."""
     _broken_secs: float | None = None
@@ -189,33 +258,83 @@ class Membership:
     _best_step: int = -1
     _last_reason: str = ""
 
-    def begin(self, now_secs: float) -> list[Effect]:
-        """Start the job's processes."""
-        self._size, self._broken_secs = self.settings.ranks, now_secs
-        return self._start(self.settings.ranks + self.settings.spares)
+    def __contains__(self, member: int) -> bool:
+        return member in self._members
+
+    @property
+    def has_quorum(self) -> bool:
+        """Whether the hosts that have joined may go on without the others."""
+        return self.settings.is_quorum(self.hosts)
+
+    @property
+    def size(self) -> int:
+        """The number of ranks of the present generation."""
+        return self._size
+
+    def join(self, host: int, joined: Joined, now_secs: float) -> list[Effect]:
+        """A host is there, with its processes."""
+        if not self.hosts and self._broken_secs is None:
+            self._size, self._broken_secs = self.settings.ranks, now_secs
+            self._gathers_until_secs = now_secs + (JOIN_SECS if joined.generation else START_SECS)
+        self.hosts.add(host)
+        if joined.generation > self._newest and self._broken_secs is not None:
+            self._size = joined.size
+        self._newest = max(self._newest, joined.generation)
+        ranked = [own for own in joined.members.values() if own.rank is not None]
+        generation = max((own.generation for own in ranked), default=0)
+        if self._broken_secs is not None and generation > self.generation:
+            self._demote(self._ranked())
+            self.generation = generation
+        ranks = {own.rank for own in self._ranked()}
+        is_whole = self._broken_secs is None
+        self._demote(
+            own
+            for own in ranked
+            if is_whole or own.generation != self.generation or own.rank in ranks
+        )
+        self._members |= joined.members
+        if joined.members:
+            self._next = max(self._next, max(joined.members) // self.settings.hosts + 1)
+        return self._next_effects(now_secs)
+
+    def host_lost(self, host: int, now_secs: float) -> list[Effect]:
+        """A host is gone, with its processes, if it had joined."""
+        self.awaited.discard(host)
+        self.hosts.discard(host)
+        gone = [m for m in self._members if m % self.settings.hosts == host]
+        ranks = [self._members.pop(member).rank for member in gone]
+        had_ranks = any(rank is not None for rank in ranks)
+        if self.is_over:
+            return []
+        self._last_reason = f"lost host {host}"
+        effects = [] if self.has_quorum and not had_ranks else self._break(now_secs)
+        return [*effects, *self._next_effects(now_secs)]
 
     def ready(self, member: int, now_secs: float) -> list[Effect]:
         """A process waits to become a rank for the first time."""
         self._failed_starts = 0
-        self._members[member].state = _State.WAITING
+        self._members[member].state = State.WAITING
         return self._next_effects(now_secs)
 
     def failed(self, member: int, generation: int, text: str, now_secs: float) -> list[Effect]:
         """A process asks whether its failure follows from a lost rank."""
         own = self._members[member]
-        if generation != self.generation or own.state is not _State.TRAINING:
+        if generation != self.generation or own.state is not State.TRAINING:
             return []
         self._last_reason = text
-        own.state, own.since_secs = _State.IN_DOUBT, now_secs
+        own.state, own.since_secs = State.IN_DOUBT, now_secs
         return self._next_effects(now_secs)
 
     def left(self, member: int, generation: int, leave: Leave, now_secs: float) -> list[Effect]:
         """A process has left a generation in which ranks were lost, or has saved what it held."""
+        own = self._members[member]
+        if own.state is State.LEAVING:
+            own.state = State.WAITING
+            return self._next_effects(now_secs)
         if generation != self.generation:
             return []
         self._last_reason = self._last_reason or leave.text
-        own = self._members[member]
-        own.state, own.kept_step = _State.WAITING, leave.kept_step
+        own.state, own.kept_step = State.WAITING, leave.kept_step
         step = leave.last_step
         if step is not None and step > self._best_step:
             self._best_step, self._losses = step, 0
@@ -225,7 +344,7 @@ class Membership:
     def finished(self, member: int, generation: int, now_secs: float) -> list[Effect]:
         """The training of a process has returned."""
         if generation == self.generation:
-            self._members[member].state = _State.FINISHED
+            self._members[member].state = State.FINISHED
         return self._next_effects(now_secs)
 
     def ended(self, member: int, reason: str, now_secs: float) -> list[Effect]:
@@ -236,9 +355,8 @@ class Membership:
         self._last_reason = reason
         effects: list[Effect] = []
         if own.rank is not None:
-            self._lost.append(own.rank)
             effects += self._break(now_secs)
-        elif own.state is _State.STARTING:
+        elif own.state is State.STARTING:
             self._failed_starts += 1
         if self._failed_starts >= FAILED_STARTS_MAX and not self._is_ending:
             return [*effects, *self._give_up("processes end before they call surviving")]
@@ -261,13 +379,16 @@ class Membership:
         times = [
             own.since_secs + DOUBT_SECS
             for own in self._members.values()
-            if own.state is _State.IN_DOUBT
+            if own.state is State.IN_DOUBT
         ]
         if self._is_saving:
             times.append(self._saving_secs + SAVE_SECS)
         if self._broken_secs is not None:
-            times += [self._broken_secs + self.settings.leave_secs] * bool(self._trainers())
-            times += [self._broken_secs + SPARE_SECS] * (not self._trainers())
+            trainers = self._trainers()
+            secs = self.settings.leave_secs if trainers else SPARE_SECS
+            times.append(self._broken_secs + secs)
+            if not trainers and self.settings.hosts > 1:
+                times += [self._gathers_until_secs, self._broken_secs + HOST_SECS]
         return min(times, default=None)
 
     def _break(self, now_secs: float) -> list[Effect]:
@@ -291,22 +412,23 @@ class Membership:
         elif self._is_saving:
             is_late = now_secs >= self._saving_secs + SAVE_SECS
             effects += self._hurry(self._trainers(), is_late=is_late)
-        elif all(own.state is _State.FINISHED for own in self._ranked()):
+        elif all(own.state is State.FINISHED for own in self._ranked()):
             self.is_over = True
-            return [Release()]
+            return [Release(has_finished=True)]
         else:
             effects += self._settle_doubts(now_secs)
         if not self.is_over and self.settings.replaces and not self._is_ending:
-            wanted = self._size + self.settings.spares - len(self._members)
-            effects += self._start(wanted)
+            for host in sorted(self.hosts):
+                wanted = min(self.settings.seats, self._size) + self.settings.spares
+                effects += self._start(host, wanted - len(self._members_of(host)))
         return effects
 
     def _settle_doubts(self, now_secs: float) -> list[Effect]:
         """Let processes end by failures of their own, once no end of another explains them."""
         effects: list[Effect] = []
         for member, own in self._members.items():
-            if own.state is _State.IN_DOUBT and now_secs >= own.since_secs + DOUBT_SECS:
-                own.state = _State.TRAINING
+            if own.state is State.IN_DOUBT and now_secs >= own.since_secs + DOUBT_SECS:
+                own.state = State.TRAINING
                 effects.append(Own(member))
         return effects
 
@@ -317,34 +439,70 @@ class Membership:
             return self._hurry(trainers, is_late=now_secs >= broken_secs + self.settings.leave_secs)
         if self._is_ending:
             self.is_over = True
-            return [Release()]
+            return [Release(has_finished=False)]
         if self._losses >= LOSSES_MAX:
             return self._give_up(f"{LOSSES_MAX} generations in a row made no new step")
+        if self._is_gathering and now_secs < self._gathers_until_secs:
+            return []
+        if not self.has_quorum:
+            if now_secs < broken_secs + HOST_SECS:
+                return []
+            return self._give_up(
+                f"{len(self.hosts)} of {self.settings.hosts} hosts are here, which is no majority"
+            )
         if (kept := self._kept()) is not None:
             return [self._begun_saving(kept, now_secs)]
-        return self._seat(is_patient=now_secs < broken_secs + SPARE_SECS)
+        return self._seat(now_secs - broken_secs)
 
-    def _seat(self, *, is_patient: bool) -> list[Effect]:
+    def _seat(self, waited_secs: float) -> list[Effect]:
         """Give all seats to processes, and begin the next generation."""
-        taken = {own.seat: m for m, own in self._members.items() if own.seat is not None}
-        free = [seat for seat in range(self.settings.ranks) if seat not in taken]
-        waiting = sorted(
-            m
+        hosts = self.settings.hosts
+        taken = {
+            (m % hosts, own.seat): m
             for m, own in self._members.items()
-            if own.seat is None and own.state is _State.WAITING
-        )
-        taken |= dict(zip(free[: self._size - len(taken)], waiting, strict=False))
+            if own.rank is not None and own.seat is not None
+        }
+        free = self._fill(taken)
         if len(taken) < self._size:
-            starting = any(own.state is _State.STARTING for own in self._members.values())
-            may_wait = starting or self.settings.replaces
-            is_enough = len(taken) >= self.settings.ranks_min
-            if may_wait and (is_patient or not is_enough):
+            is_starting = any(own.state is State.STARTING for own in self._members.values())
+            may_come = is_starting or (self.settings.replaces and free)
+            if len(taken) >= self.settings.ranks_min:
+                is_worth_waiting = may_come and waited_secs < SPARE_SECS
+            else:
+                may_return = self._are_hosts_missing and waited_secs < HOST_SECS
+                is_worth_waiting = may_come or may_return
+            if is_worth_waiting:
                 return []
-            if not is_enough:
+            if len(taken) < self.settings.ranks_min:
                 return self._give_up(
-                    f"{len(taken)} processes are left, fewer than {self.settings.ranks_min}"
+                    f"{counted(len(taken), 'process', 'processes')} are left, fewer than "
+                    f"{self.settings.ranks_min}"
                 )
         return [self._begun(taken)]
+
+    def _fill(self, taken: dict[tuple[int, int], int]) -> bool:
+        """Give free seats to waiting processes of their hosts; return whether seats are left.
+
+        Hosts with more ranks come first, so that a spare host is taken as a whole.
+        """
+        counts = Counter(host for host, _ in taken)
+        has_free = False
+        for host in sorted(self.hosts, key=lambda host: (-counts[host], host)):
+            free = [n for n in range(self.settings.seats) if (host, n) not in taken]
+            waiting = [m for m in self._members_of(host) if self._may_be_seated(m)]
+            # A process that had a seat has memory on its device.
+            for member in sorted(waiting, key=lambda m: (self._members[m].seat is None, m)):
+                if free and len(taken) < self._size:
+                    seat = self._members[member].seat
+                    number = seat if seat in free else free[0]
+                    free.remove(number)
+                    taken[host, number] = member
+            has_free |= bool(free) and len(taken) < self._size
+        return has_free
+
+    def _may_be_seated(self, member: int) -> bool:
+        own = self._members[member]
+        return own.rank is None and own.state is State.WAITING
 
     def _kept(self) -> int | None:
         """Return the step whose state all survivors hold, and that was not saved; None: none."""
@@ -360,23 +518,41 @@ class Membership:
             for member, own in self._members.items()
             if own.rank is not None and own.seat is not None
         )
+        self.generation = self._newest = self._newest + 1
         for _, member, _ in ranked:
-            self._members[member].state = _State.TRAINING
-        self.generation += 1
+            own = self._members[member]
+            own.state, own.generation = State.TRAINING, self.generation
         self._broken_secs, self._is_saving, self._saving_secs = None, True, now_secs
         seats = tuple(Seat(member, i, seat) for i, (_, member, seat) in enumerate(ranked))
         survivors = tuple(rank for rank, _, _ in ranked)
         return Begin(self.generation, seats, (), step, survivors)
 
-    def _begun(self, taken: dict[int, int]) -> Begin:
-        seats = tuple(Seat(taken[seat], rank, seat) for rank, seat in enumerate(sorted(taken)))
+    def _begun(self, taken: dict[tuple[int, int], int]) -> Begin:
+        """Begin a generation; the lost ranks of the same number go to the new processes."""
+        ranks = {own.rank for own in self._ranked()}
+        lost = tuple(rank for rank in range(self._size) if rank not in ranks)
+        newcomers = iter(lost)
+        # Ranks of an older generation, which some hosts alone know of, may be others.
+        is_same_size = (
+            self._newest > 0 and len(taken) == self._size and ranks <= {*range(self._size)}
+        )
+        seats: list[Seat] = []
+        for i, (place, member) in enumerate(sorted(taken.items())):
+            own = self._members[member]
+            rank = i
+            if is_same_size:
+                rank = own.rank if own.rank is not None else next(newcomers)
+            seats.append(Seat(member, rank, place[1]))
+        is_first = self._newest == 0
+        self.generation = self._newest = self._newest + 1
         for each in seats:
             own = self._members[each.member]
-            own.seat, own.rank, own.state = each.number, each.rank, _State.TRAINING
-        self.generation += 1
+            own.seat, own.rank, own.state = each.number, each.rank, State.TRAINING
+            own.generation = self.generation
         self._size, self._broken_secs, self._last_reason = len(seats), None, ""
-        lost, self._lost = tuple(sorted(self._lost)), []
-        return Begin(self.generation, seats, lost)
+        self._gathers_until_secs = 0.0
+        seats.sort(key=lambda seat: seat.rank)
+        return Begin(self.generation, tuple(seats), () if is_first else lost)
 
     def _hurry(self, trainers: list[int], *, is_late: bool) -> list[Effect]:
         """Kill the processes that did not leave a broken generation in time."""
@@ -390,16 +566,39 @@ class Membership:
         last = f" ({self._last_reason})" if self._last_reason else ""
         return [GiveUp(f"{reason}{last}")]
 
-    def _start(self, count: int) -> list[Effect]:
-        members = range(self._next, self._next + max(0, count))
-        self._next += len(members)
-        self._members |= {member: _Member() for member in members}
+    def _start(self, host: int, count: int) -> list[Effect]:
+        numbers = range(self._next, self._next + max(0, count))
+        self._next += len(numbers)
+        members = [number * self.settings.hosts + host for number in numbers]
+        self._members |= {member: Member() for member in members}
         return [*map(Start, members)]
 
-    def _ranked(self) -> Iterable[_Member]:
-        return (own for own in self._members.values() if own.rank is not None)
+    @property
+    def _is_gathering(self) -> bool:
+        """Whether hosts or processes come that would be seated before others."""
+        is_first = self._newest == 0 and self.settings.hosts > 1
+        states = {own.state for own in self._members.values()}
+        return bool(self.awaited - self.hosts) or (is_first and State.STARTING in states)
+
+    @property
+    def _are_hosts_missing(self) -> bool:
+        return len(self.hosts) < self.settings.hosts
+
+    def _members_of(self, host: int) -> list[int]:
+        return [m for m in self._members if m % self.settings.hosts == host]
+
+    def _ranked(self) -> list[Member]:
+        return [own for own in self._members.values() if own.rank is not None]
+
+    @staticmethod
+    def _demote(members: Iterable[Member]) -> None:
+        """Make ranks of a generation that is no more the present one into waiting processes."""
+        for own in [*members]:
+            own.rank = own.kept_step = None
+            is_waiting = own.state in (State.WAITING, State.FINISHED)
+            own.state = State.WAITING if is_waiting else State.LEAVING
 
     def _trainers(self) -> list[int]:
         """Return the processes that have not left the present generation."""
-        states = (_State.TRAINING, _State.IN_DOUBT)
+        states = (State.TRAINING, State.IN_DOUBT, State.LEAVING)
         return [m for m, own in self._members.items() if own.state in states]

@@ -76,7 +76,8 @@ class Assigned(msgspec.Struct, frozen=True, tag=True, kw_only=True):
         world_size: The number of ranks.
         seat: Its place on this host, which it keeps; a device has the same number.
         store: The address of the generation's store, as `host:port`.
-        pids: The processes of all ranks, by rank.
+        pids: The processes of this host, of which some are the other ranks.
+        peers: The addresses of the other hosts.
         lost: The ranks of the generation before that were lost since.
         kept_step: Save the state of this step, which the survivors still hold, and leave the
             generation; None: train.
@@ -88,7 +89,8 @@ class Assigned(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     world_size: int
     seat: int
     store: str
-    pids: tuple[int, ...]
+    pids: tuple[int, ...] = ()
+    peers: tuple[str, ...] = ()
     lost: tuple[int, ...] = ()
     kept_step: int | None = None
     survivors: tuple[int, ...] = ()
@@ -105,7 +107,9 @@ class Reraise(msgspec.Struct, frozen=True, tag=True):
 
 
 class Released(msgspec.Struct, frozen=True, tag=True):
-    """The training is over on all ranks, or ends."""
+    """The training has finished on all ranks, or the job was told to end before."""
+
+    has_finished: bool
 
 
 Report = Ready | Failed | Left | Finished
@@ -113,7 +117,7 @@ Order = Assigned | Broken | Reraise | Released
 
 
 class Lines:
-    """One end of the socket: whole messages, sent and received.
+    """One end of a socket: whole messages, sent and received.
 
     Args:
         connection: The socket. Sending blocks, for a few bytes; receiving does not.
@@ -125,7 +129,7 @@ class Lines:
         self._decoder = msgspec.json.Decoder(kinds)
         self._received = b""
 
-    def send(self, message: Report | Order) -> None:
+    def send(self, message: msgspec.Struct) -> None:
         """Send a message. The other end may have gone: then it is lost."""
         with contextlib.suppress(OSError):
             self.connection.sendall(msgspec.json.encode(message) + b"\n")

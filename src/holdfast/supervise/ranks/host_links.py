@@ -1,0 +1,321 @@
+"""Connect the launchers of a job's hosts with each other.
+
+Each pair of hosts has one TCP connection, which the later one in the list of hosts opens, and opens
+again. A message is one line of JSON. A host that says nothing for `SILENT_SECS` is taken for lost:
+its connection is closed, so that a host either can be heard or is lost.
+
+Nothing is encrypted, and nobody has to prove who he is, as with the store of PyTorch's ranks: it is
+for the private network of a job.
+
+See docs/decisions/0071.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import selectors
+import socket
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+import psutil
+
+from holdfast.clock import Clock
+from holdfast.supervise.ranks.leadership import Vote
+from holdfast.supervise.ranks.membership import Joined, Settings
+from holdfast.supervise.ranks.processes import Handler
+from holdfast.trainer.process.rank_link import Lines, Order, Report
+
+BEAT_SECS = 1.0
+"""How often each launcher says that it lives."""
+SILENT_SECS = 5.0
+"""After how long without a word a host is lost."""
+DIAL_SECS, PAUSE_SECS = 2.0, 0.5
+"""How long opening a connection may take, and the pause before the next attempt."""
+SEND_SECS = 2.0
+"""How long a message may wait for room in a connection."""
+
+
+class Hello(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """The first message of both ends.
+
+    Attributes:
+        host: The host, as its place in the list of hosts.
+        settings: The size of the job, which is the same on all hosts.
+        addresses: The addresses of the host's network interfaces.
+    """
+
+    host: int
+    settings: Settings
+    addresses: tuple[str, ...]
+
+
+class Voted(msgspec.Struct, frozen=True, tag=True):
+    """What a launcher says of its leader; it says it again every `BEAT_SECS`."""
+
+    vote: Vote
+
+
+class Joining(msgspec.Struct, frozen=True, tag=True):
+    """A host follows the leader from now on."""
+
+    joined: Joined
+
+
+class Reported(msgspec.Struct, frozen=True, tag=True):
+    """A process of a host has sent a report."""
+
+    member: int
+    report: Report
+
+
+class Ended(msgspec.Struct, frozen=True, tag=True):
+    """A process of a host has ended."""
+
+    member: int
+    reason: str
+
+
+class Ending(msgspec.Struct, frozen=True, tag=True):
+    """A host was told to end the job."""
+
+
+class Started(msgspec.Struct, frozen=True, tag=True):
+    """Start a process."""
+
+    member: int
+
+
+class Ordered(msgspec.Struct, frozen=True, tag=True):
+    """Give an order to a process."""
+
+    member: int
+    order: Order
+
+
+class Killed(msgspec.Struct, frozen=True, tag=True):
+    """Kill a process."""
+
+    member: int
+
+
+class Over(msgspec.Struct, frozen=True, tag=True):
+    """The job is over. The processes are released, or ended for the reason."""
+
+    reason: str
+    has_finished: bool
+
+
+Message = Hello | Voted | Joining | Reported | Ended | Ending | Started | Ordered | Killed | Over
+
+
+@dataclass(slots=True)
+class _Link:
+    """A connection to the launcher of another host, which is known once it has said hello."""
+
+    lines: Lines
+    heard_secs: float
+    host: int | None = None
+
+
+@dataclass(slots=True)
+class _Peer:
+    """Another host."""
+
+    link: _Link | None = None
+    addresses: tuple[str, ...] = ()
+    is_wanted: threading.Event = field(default_factory=threading.Event)
+    """Set while this host is to open the connection."""
+
+
+class HostLinks:
+    """The connections of one launcher. Owned by its thread.
+
+    Args:
+        hello: What it says of itself.
+        addresses: Host and port of each host's launcher.
+        listener: The socket at its own address, which listens.
+        selector: Where the connections are registered, each with a `Handler`.
+        clock: The clock.
+        on_message: Called with the host and what it has sent.
+        on_lost: Called with a host that was there and is lost.
+        on_stranger: Called with a host whose settings are others.
+    """
+
+    def __init__(
+        self,
+        hello: Hello,
+        addresses: Sequence[tuple[str, int]],
+        listener: socket.socket,
+        selector: selectors.BaseSelector,
+        clock: Clock,
+        on_message: Callable[[int, Message], None],
+        on_lost: Callable[[int], None],
+        on_stranger: Callable[[Hello], None],
+    ) -> None:
+        self._hello = hello
+        self._selector = selector
+        self._clock = clock
+        self._on_message = on_message
+        self._on_lost = on_lost
+        self._on_stranger = on_stranger
+        self._links: list[_Link] = []
+        self._peers = {i: _Peer() for i in range(len(addresses)) if i != hello.host}
+        self._listener = listener
+        self._dialled: queue.SimpleQueue[socket.socket] = queue.SimpleQueue()
+        self._waker, self._woken = socket.socketpair()
+        self._is_closed = False
+        self._next_beat_secs = 0.0
+        accepts: Handler = (False, self._accept)
+        dialled: Handler = (False, self._take_dialled)
+        selector.register(listener, selectors.EVENT_READ, accepts)
+        selector.register(self._woken, selectors.EVENT_READ, dialled)
+        for host, peer in self._peers.items():
+            if host < hello.host:
+                peer.is_wanted.set()
+                name = f"holdfast-host-{host}"
+                target = (peer, addresses[host])
+                threading.Thread(target=self._dial, args=target, name=name, daemon=True).start()
+
+    @property
+    def connected(self) -> set[int]:
+        """The other hosts that are there."""
+        return {host for host, peer in self._peers.items() if peer.link is not None}
+
+    def addresses_but_of(self, host: int) -> tuple[str, ...]:
+        """Return the addresses of all hosts that were ever heard of, without those of one."""
+        hosts = {i: peer.addresses for i, peer in self._peers.items()}
+        hosts[self._hello.host] = self._hello.addresses
+        return tuple(a for i, found in hosts.items() if i != host for a in found)
+
+    def send(self, host: int, message: Message) -> None:
+        """Send a message, if the host is there."""
+        if (link := self._peers[host].link) is not None:
+            link.lines.send(message)
+
+    def say(self, vote: Vote) -> None:
+        """Send a vote to all hosts."""
+        for host in self._peers:
+            self.send(host, Voted(vote))
+
+    def beat(self, vote: Callable[[], Vote]) -> None:
+        """Say that this host lives, if that is due, and drop hosts that are silent.
+
+        Args:
+            vote: Returns what this launcher says, which may change as a host is dropped.
+        """
+        now_secs = self._clock.monotonic()
+        for link in [*self._links]:
+            if now_secs >= link.heard_secs + SILENT_SECS:
+                self._drop(link)
+        if now_secs >= self._next_beat_secs:
+            self._next_beat_secs = now_secs + BEAT_SECS
+            self.say(vote())
+
+    def close(self) -> None:
+        """Close all connections."""
+        self._is_closed = True
+        for link in self._links:
+            link.lines.connection.close()
+        for each in (self._listener, self._waker, self._woken):
+            each.close()
+        for peer in self._peers.values():
+            peer.is_wanted.set()
+
+    def _dial(self, peer: _Peer, address: tuple[str, int]) -> None:
+        """Open the connection to an earlier host whenever there is none; on a thread of its own."""
+        while True:
+            peer.is_wanted.wait()
+            if self._is_closed:
+                return
+            try:
+                connection = socket.create_connection(address, timeout=DIAL_SECS)
+            except OSError:
+                self._clock.sleep(PAUSE_SECS)
+                continue
+            peer.is_wanted.clear()
+            self._dialled.put(connection)
+            with contextlib.suppress(OSError):
+                self._waker.send(b"+")
+            # The other launcher may close it at once, for other settings than ours.
+            self._clock.sleep(PAUSE_SECS)
+
+    def _take_dialled(self) -> None:
+        self._woken.recv(4096)
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self._add(self._dialled.get_nowait())
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            connection, _ = self._listener.accept()
+            self._add(connection)
+
+    def _add(self, connection: socket.socket) -> None:
+        connection.settimeout(SEND_SECS)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        link = _Link(Lines(connection, Message), self._clock.monotonic())
+        self._links.append(link)
+        hears: Handler = (False, lambda: self._hear(link))
+        self._selector.register(connection, selectors.EVENT_READ, hears)
+        link.lines.send(self._hello)
+
+    def _hear(self, link: _Link) -> None:
+        if link not in self._links:
+            return
+        try:
+            messages = [*link.lines.receive()]
+        except (EOFError, msgspec.DecodeError):
+            self._drop(link)
+            return
+        link.heard_secs = self._clock.monotonic()
+        for message in messages:
+            if isinstance(message, Hello):
+                self._meet(link, message)
+            elif link in self._links and link.host is not None:
+                self._on_message(link.host, message)  # type: ignore[arg-type]
+
+    def _meet(self, link: _Link, hello: Hello) -> None:
+        """Take the first message of a connection."""
+        peer = self._peers.get(hello.host)
+        if peer is None or hello.settings != self._hello.settings:
+            self._drop(link)
+            self._on_stranger(hello)
+            return
+        if peer.link is not None:
+            self._drop(peer.link)
+        peer.link, peer.addresses = link, hello.addresses
+        link.host = hello.host
+        # The vote is due.
+        self._next_beat_secs = 0.0
+
+    def _drop(self, link: _Link) -> None:
+        """Close a connection; its host, if it is known, is lost."""
+        self._links.remove(link)
+        self._selector.unregister(link.lines.connection)
+        link.lines.connection.close()
+        if link.host is not None and self._peers[link.host].link is link:
+            self._peers[link.host].link = None
+            self._on_lost(link.host)
+        for host, peer in self._peers.items():
+            if host < self._hello.host and peer.link is None:
+                peer.is_wanted.set()
+
+
+def addresses_of_host() -> tuple[str, ...]:
+    """Return the addresses of this host's network interfaces, without loopback."""
+    found = [each for interface in psutil.net_if_addrs().values() for each in interface]
+    families = (socket.AF_INET, socket.AF_INET6)
+    addresses = {each.address.partition("%")[0] for each in found if each.family in families}
+    return tuple(sorted(a for a in addresses if not a.startswith("127.") and a != "::1"))
+
+
+def interface_of(address: str) -> str | None:
+    """Return the name of the network interface that has an address; None: none has."""
+    for name, found in psutil.net_if_addrs().items():
+        if address in {each.address for each in found}:
+            return name
+    return None
