@@ -153,4 +153,4 @@ def test_the_processes_end_with_the_supervisor(monkeypatch: pytest.MonkeyPatch) 
     parents = iter([1000])
     monkeypatch.setattr(os, "getppid", lambda: next(parents, 1))
     code, _ = launched({"1:0": "wait", "1:1": "wait"}, size())
-    assert code == 0
+    assert code == 1

@@ -213,3 +213,25 @@ def test_a_signal_to_all_hosts_ends_the_job(cluster: Callable[..., Cluster]) -> 
     for host in (0, 1):
         job.signal(host, signal.SIGTERM)
     assert job.codes() == {0: 128 + signal.SIGTERM, 1: 128 + signal.SIGTERM}
+
+
+def test_a_host_whose_only_process_was_killed_starts_another(
+    cluster: Callable[..., Cluster],
+) -> None:
+    job = cluster(last=2, hosts=2, ranks=2, ranks_min=2)
+    before = job.wait_for(1, 2)
+    os.kill(before[1]["pid"], signal.SIGKILL)
+    after = job.wait_for(2, 2)
+    assert after[0]["pid"] == before[0]["pid"]
+    assert after[1]["host"] == "1"
+    assert job.codes() == {0: 0, 1: 0}
+
+
+def test_a_host_that_has_lost_all_its_processes_has_not_finished(
+    cluster: Callable[..., Cluster],
+) -> None:
+    job = cluster(last=2, hosts=2, ranks=2, ranks_min=1)
+    before = job.wait_for(1, 2)
+    os.kill(before[1]["pid"], signal.SIGKILL)
+    job.wait_for(2, 1)
+    assert job.codes() == {0: 0, 1: 128 + signal.SIGKILL}

@@ -135,14 +135,23 @@ class Launcher:
             self._lead()
             if self._hosts is not None:
                 self._connect(self._hosts)
-            while self._processes:
+            while self._processes or self._awaits_start:
                 self._wait()
         finally:
             self._end_all()
             if self._links is not None:
                 self._links.close()
             shutil.rmtree(self._folder, ignore_errors=True)
+        if self._over is None and not self._is_ending:
+            # All processes of this host have ended, and other hosts may go on.
+            return self._code or self._last_code or 1
         return self._code
+
+    @property
+    def _awaits_start(self) -> bool:
+        """Whether the leader is about to start processes in place of those that have ended."""
+        follows = self._membership is None and self._settings.replaces
+        return follows and self._over is None and not self._is_ending
 
     def _variables(self) -> dict[str, str]:
         """Return the variables that all processes have."""
@@ -276,6 +285,8 @@ class Launcher:
                 self._membership = None
                 self._close_store()
                 self._links.send(leader, host_links.Joining(self._joined()))
+                if self._is_ending:
+                    self._links.send(leader, host_links.Ending())
         if (vote := self._say()) != self._vote:
             self._vote = vote
             self._links.say(vote)
