@@ -174,7 +174,12 @@ def test_a_start_a_restart_and_a_preemption_have_one_line_each(
             "a lost process costs the steps since the last save, a lost host those since the last "
             "one on disk",
         ),
-        ("r", True, "a lost process or host costs the steps since the last save"),
+        (
+            "r",
+            True,
+            "a lost process costs the steps since the last save, a lost host those since the last "
+            "one that another host has",
+        ),
     ],
 )
 def test_the_line_about_an_opened_run_says_what_a_loss_would_cost(

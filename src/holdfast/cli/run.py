@@ -278,9 +278,13 @@ def _with_launcher(
 ) -> tuple[str, ...]:
     """Return the command that starts the ranks of a job of several processes."""
     if nproc is None:
-        if spares or min_ranks is not None or hosts is not None:
-            raise click.UsageError("--spares, --hosts and --min-ranks are options of --nproc")
+        if spares or min_ranks is not None or hosts is not None or spare_hosts:
+            raise click.UsageError(
+                "--spares, --hosts, --spare-hosts and --min-ranks are options of --nproc"
+            )
         return command
+    if spare_hosts and hosts is None:
+        raise click.UsageError("--spare-hosts is an option of --hosts")
     if standby:
         raise click.UsageError("--standby is for one process; with --nproc, --spares wait instead")
     addresses: tuple[Address, ...] = ()

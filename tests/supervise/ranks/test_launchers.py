@@ -20,6 +20,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from holdfast.supervise.ranks import membership
 from holdfast.supervise.ranks.launcher_config import LauncherConfig
 from holdfast.supervise.ranks.membership import Settings
 from tests.hosts import ROOT, wait_until
@@ -235,3 +236,85 @@ def test_a_host_that_has_lost_all_its_processes_has_not_finished(
     os.kill(before[1]["pid"], signal.SIGKILL)
     job.wait_for(2, 1)
     assert job.codes() == {0: 0, 1: 128 + signal.SIGKILL}
+
+
+def test_a_host_that_came_back_leads_at_once_when_the_leader_is_lost(
+    cluster: Callable[..., Cluster],
+) -> None:
+    job = cluster(last=3, hosts=3, spare_hosts=1)
+    job.wait_for(1, 4)
+    job.kill(1)
+    job.wait_for(2, 4)
+    job.start(1)
+    wait_until(lambda: "host 127.0.0.1 has joined" in job.notes(0))
+    lost_secs = time.monotonic()
+    job.kill(0)
+    job.wait_for(3, 4)
+    assert time.monotonic() - lost_secs < membership.START_SECS / 2
+    assert "host 127.0.0.1 is lost" in job.notes(1)
+    assert job.codes() == {1: 0, 2: 0}
+
+
+def test_a_host_with_the_list_in_another_order_is_told_and_nothing_repeats(
+    cluster: Callable[..., Cluster],
+) -> None:
+    job = cluster(last=1, hosts=3, spare_hosts=1)
+    for host in (0, 1, 2):
+        job.kill(host)
+    first, second, third = job.addresses
+    job.start(0)
+    job.addresses = (second, first, third)
+    job.start(2)
+    for host in (0, 2):
+        wait_until(lambda host=host: "started with other options" in job.notes(host))
+    time.sleep(2.0)
+    assert job.notes(0).count("started with other options") == 1
+    assert "is lost" not in job.notes(0) + job.notes(2)
+
+
+def test_a_rank_is_replaced_on_its_host_and_not_by_a_spare_host(
+    cluster: Callable[..., Cluster],
+) -> None:
+    job = cluster(last=2, hosts=3, spare_hosts=1)
+    before = job.wait_for(1, 4)
+    os.kill(before[3]["pid"], signal.SIGKILL)
+    after = job.wait_for(2, 4)
+    assert {after[rank]["host"] for rank in (2, 3)} == {"1"}
+    assert job.codes() == {0: 0, 1: 0, 2: 0}
+
+
+def test_what_the_job_waits_for_is_told(cluster: Callable[..., Cluster]) -> None:
+    job = cluster(last=1, hosts=3, spare_hosts=1)
+    job.kill(2)
+    wait_until(lambda: "waiting for host 127.0.0.1" in job.notes(0))
+    assert len(job.generation(1)) == 0
+    job.start(2)
+    assert job.codes() == {0: 0, 1: 0, 2: 0}
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        b'{"type":"Ended","member":1,"reason":"\xff"}\n',
+        b'{"type":"Hello","x":' + b"[" * 200_000 + b"\n",
+        b'{"type":"Hello","host":1,"options":"","addresses":[]}\n' * 2,
+        b"x" * (3 << 20),
+    ],
+    ids=["no text", "deep", "twice", "long"],
+)
+def test_bytes_that_are_no_messages_close_their_connection(
+    garbage: bytes, cluster: Callable[..., Cluster]
+) -> None:
+    job = cluster(last=2, hosts=2)
+    job.wait_for(1, 4)
+    with socket.create_connection(job.addresses[0]) as stranger:
+        stranger.settimeout(30.0)
+        with contextlib.suppress(ConnectionError):
+            stranger.sendall(garbage)
+            while stranger.recv(1 << 16):
+                pass
+    assert job.launchers[0].poll() is None
+    assert len(job.generation(2)) == 0
+    job.kill(1)
+    job.start(1)
+    assert job.codes() == {0: 0, 1: 0}

@@ -182,7 +182,7 @@ def test_generations_without_a_new_step_give_the_job_up() -> None:
 
 def test_a_job_that_was_told_to_end_replaces_no_rank() -> None:
     job = ready_job(FOUR)
-    assert job.ending(2.0) == []
+    assert job.ending(0, 2.0) == []
     assert job.ended(2, "killed", 2.0) == [membership.Break(1, (0, 1, 3))]
     job.left(0, 1, Leave(7, "closed"), 2.1)
     job.left(1, 1, Leave(7, "closed"), 2.1)
@@ -324,3 +324,26 @@ def test_jobs_of_hosts_train_to_their_end_once_faults_stop(
         assert job.is_released or job.gave_up, f"seed {seed}"
         generations += len(job.begun)
     assert generations > SCHEDULES // 12
+
+
+def test_a_spare_host_that_is_told_to_end_takes_no_ranks_and_the_others_go_on() -> None:
+    job = ready_job(
+        Settings(ranks=4, spares=1, ranks_min=4, leave_secs=5.0, hosts=3, spare_hosts=1)
+    )
+    assert job.ending(2, 2.0) == []
+    effects = job.ended(0, "killed", 2.1)
+    assert effects[0] == membership.Break(1, (3, 1, 4))
+    assert isinstance(effects[1], membership.Start)
+    begin = begun(leave(job, 3, 1, 4))
+    assert {seat.member % 3 for seat in begin.seats} == {0, 1}
+
+
+def test_a_rank_of_an_older_generation_that_does_not_leave_is_killed() -> None:
+    job = ready_job(TWO_EACH)
+    cut_off = known(job, 1)
+    job.host_lost(1, 2.0)
+    leave(job, 0, 3)
+    job.join(1, cut_off, 3.0)
+    assert job.next_secs == 8.0
+    assert job.tick(8.0) == [membership.Kill(1), membership.Kill(4)]
+    assert job.tick(9.0) == []

@@ -81,7 +81,8 @@ def test_orders_arrive_in_their_order_and_a_broken_generation_also_at_once() -> 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--spares", "1"], "--spares and --min-ranks are options of --nproc"),
+        (["--spares", "1"], "--spare-hosts and --min-ranks are options of --nproc"),
+        (["--nproc", "2", "--spare-hosts", "1"], "--spare-hosts is an option of --hosts"),
         (["--nproc", "2", "--standby"], "--standby is for one process"),
         (["--nproc", "2", "--min-ranks", "3"], "--min-ranks: expected at most 2, found 3"),
     ],

@@ -9,17 +9,22 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 
-from holdfast.clock import SystemClock
-from holdfast.errors import HoldfastError
+from holdfast.clock import Clock, SystemClock
+from holdfast.errors import HoldfastError, StorageError
 from holdfast.format.json_codec import decode
 from holdfast.peers.config import listen
 from holdfast.supervise.command import spawn
 from holdfast.supervise.ranks.host_list import listening_address
-from holdfast.supervise.ranks.launcher import Hosts, Launcher, Store
+from holdfast.supervise.ranks.launcher import QUIET, Hosts, Launcher, Store
 from holdfast.supervise.ranks.launcher_config import LauncherConfig
+
+PORT_SECS, PORT_PAUSE_SECS = 15.0, 0.5
+"""How long to wait for the port of this host's launcher, and how often to try."""
 
 
 def _load_stores() -> Callable[[str], Store]:
+    # Each connection without a name would be a warning.
+    os.environ.setdefault(QUIET, "ERROR")
     from holdfast.adapt.torch.groups import GroupStore
 
     return GroupStore
@@ -29,7 +34,7 @@ def _note(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def _hosts(config: LauncherConfig) -> Hosts | None:
+def _hosts(config: LauncherConfig, clock: Clock) -> Hosts | None:
     """Listen for the other hosts' launchers.
 
     Raises:
@@ -39,7 +44,17 @@ def _hosts(config: LauncherConfig) -> Hosts | None:
         return None
     host, port = config.addresses[config.own]
     address = listening_address(host, os.environ)
-    listener = listen(address, port, "listen for the other hosts' `holdfast run`")
+    purpose = "listen for the other hosts' `holdfast run` (is another one live on this host?)"
+    deadline_secs = clock.monotonic() + PORT_SECS
+    while True:
+        try:
+            listener = listen(address, port, purpose)
+            break
+        except StorageError:
+            # One that was killed may have ranks that still end.
+            if clock.monotonic() >= deadline_secs:
+                raise
+            clock.sleep(PORT_PAUSE_SECS)
     return Hosts(addresses=config.addresses, own=config.own, listener=listener)
 
 
@@ -51,12 +66,12 @@ def main() -> int:
     def spawn_rank(variables: Mapping[str, str], kept_fd: int) -> int:
         return spawn(command, os.environ | dict(variables), [kept_fd], group=None)
 
+    clock = SystemClock()
     try:
-        hosts = _hosts(config)
+        hosts = _hosts(config, clock)
     except HoldfastError as error:
         _note(f"holdfast run: {error}")
         return 2
-    clock = SystemClock()
     return Launcher(spawn_rank, config.settings, _load_stores, clock, _note, hosts).run()
 
 

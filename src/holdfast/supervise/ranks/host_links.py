@@ -25,7 +25,7 @@ import psutil
 
 from holdfast.clock import Clock
 from holdfast.supervise.ranks.leadership import Vote
-from holdfast.supervise.ranks.membership import Joined, Settings
+from holdfast.supervise.ranks.membership import Joined
 from holdfast.supervise.ranks.processes import Handler
 from holdfast.trainer.process.rank_link import Lines, Order, Report
 
@@ -35,6 +35,8 @@ SILENT_SECS = 5.0
 """After how long without a word a host is lost."""
 DIAL_SECS, PAUSE_SECS = 2.0, 0.5
 """How long opening a connection may take, and the pause before the next attempt."""
+REFUSED_MAX = 20
+"""After so many calls of a host whose first connection is heard, it is taken for two hosts."""
 SEND_SECS = 2.0
 """How long a message may wait for room in a connection."""
 
@@ -44,12 +46,12 @@ class Hello(msgspec.Struct, frozen=True, tag=True, kw_only=True):
 
     Attributes:
         host: The host, as its place in the list of hosts.
-        settings: The size of the job, which is the same on all hosts.
+        options: The list of hosts and the size of the job, as options; the same on all hosts.
         addresses: The addresses of the host's network interfaces.
     """
 
     host: int
-    settings: Settings
+    options: str
     addresses: tuple[str, ...]
 
 
@@ -60,9 +62,20 @@ class Voted(msgspec.Struct, frozen=True, tag=True):
 
 
 class Joining(msgspec.Struct, frozen=True, tag=True):
-    """A host follows the leader from now on."""
+    """A host follows the leader from now on.
 
+    Attributes:
+        number: How often it has joined a leader.
+    """
+
+    number: int
     joined: Joined
+
+
+class Welcome(msgspec.Struct, frozen=True, tag=True):
+    """The leader knows of a host what it has said by joining; what it sent before is outdated."""
+
+    number: int
 
 
 class Reported(msgspec.Struct, frozen=True, tag=True):
@@ -109,7 +122,19 @@ class Over(msgspec.Struct, frozen=True, tag=True):
     has_finished: bool
 
 
-Message = Hello | Voted | Joining | Reported | Ended | Ending | Started | Ordered | Killed | Over
+Message = (
+    Hello
+    | Voted
+    | Joining
+    | Welcome
+    | Reported
+    | Ended
+    | Ending
+    | Started
+    | Ordered
+    | Killed
+    | Over
+)
 
 
 @dataclass(slots=True)
@@ -118,6 +143,8 @@ class _Link:
 
     lines: Lines
     heard_secs: float
+    dialled: int | None
+    """The host that was called; None: this one was called."""
     host: int | None = None
 
 
@@ -127,6 +154,8 @@ class _Peer:
 
     link: _Link | None = None
     addresses: tuple[str, ...] = ()
+    refused_count: int = 0
+    """How often the host has called while its connection was there."""
     is_wanted: threading.Event = field(default_factory=threading.Event)
     """Set while this host is to open the connection."""
 
@@ -142,7 +171,8 @@ class HostLinks:
         clock: The clock.
         on_message: Called with the host and what it has sent.
         on_lost: Called with a host that was there and is lost.
-        on_stranger: Called with a host whose settings are others.
+        on_stranger: Called with a host whose options are others.
+        on_second: Called with a host that another one says to be, too.
     """
 
     def __init__(
@@ -155,6 +185,7 @@ class HostLinks:
         on_message: Callable[[int, Message], None],
         on_lost: Callable[[int], None],
         on_stranger: Callable[[Hello], None],
+        on_second: Callable[[Hello], None],
     ) -> None:
         self._hello = hello
         self._selector = selector
@@ -162,10 +193,11 @@ class HostLinks:
         self._on_message = on_message
         self._on_lost = on_lost
         self._on_stranger = on_stranger
+        self._on_second = on_second
         self._links: list[_Link] = []
         self._peers = {i: _Peer() for i in range(len(addresses)) if i != hello.host}
         self._listener = listener
-        self._dialled: queue.SimpleQueue[socket.socket] = queue.SimpleQueue()
+        self._dialled: queue.SimpleQueue[tuple[int, socket.socket]] = queue.SimpleQueue()
         self._waker, self._woken = socket.socketpair()
         self._is_closed = False
         self._next_beat_secs = 0.0
@@ -177,7 +209,7 @@ class HostLinks:
             if host < hello.host:
                 peer.is_wanted.set()
                 name = f"holdfast-host-{host}"
-                target = (peer, addresses[host])
+                target = (host, peer, addresses[host])
                 threading.Thread(target=self._dial, args=target, name=name, daemon=True).start()
 
     @property
@@ -225,7 +257,7 @@ class HostLinks:
         for peer in self._peers.values():
             peer.is_wanted.set()
 
-    def _dial(self, peer: _Peer, address: tuple[str, int]) -> None:
+    def _dial(self, host: int, peer: _Peer, address: tuple[str, int]) -> None:
         """Open the connection to an earlier host whenever there is none; on a thread of its own."""
         while True:
             peer.is_wanted.wait()
@@ -237,7 +269,7 @@ class HostLinks:
                 self._clock.sleep(PAUSE_SECS)
                 continue
             peer.is_wanted.clear()
-            self._dialled.put(connection)
+            self._dialled.put((host, connection))
             with contextlib.suppress(OSError):
                 self._waker.send(b"+")
             # The other launcher may close it at once, for other settings than ours.
@@ -247,17 +279,18 @@ class HostLinks:
         self._woken.recv(4096)
         with contextlib.suppress(queue.Empty):
             while True:
-                self._add(self._dialled.get_nowait())
+                dialled, connection = self._dialled.get_nowait()
+                self._add(connection, dialled)
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError):
             connection, _ = self._listener.accept()
-            self._add(connection)
+            self._add(connection, None)
 
-    def _add(self, connection: socket.socket) -> None:
+    def _add(self, connection: socket.socket, dialled: int | None) -> None:
         connection.settimeout(SEND_SECS)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        link = _Link(Lines(connection, Message), self._clock.monotonic())
+        link = _Link(Lines(connection, Message), self._clock.monotonic(), dialled)
         self._links.append(link)
         hears: Handler = (False, lambda: self._hear(link))
         self._selector.register(connection, selectors.EVENT_READ, hears)
@@ -268,41 +301,51 @@ class HostLinks:
             return
         try:
             messages = [*link.lines.receive()]
-        except (EOFError, msgspec.DecodeError):
+        except (EOFError, ValueError, RecursionError):
+            # Closed, or no message of ours: a string may be no text, and a list too deep.
             self._drop(link)
             return
         link.heard_secs = self._clock.monotonic()
         for message in messages:
-            if isinstance(message, Hello):
+            if link not in self._links:
+                return
+            if isinstance(message, Hello) and link.host is None:
                 self._meet(link, message)
-            elif link in self._links and link.host is not None:
+            elif link.host is not None:
                 self._on_message(link.host, message)  # type: ignore[arg-type]
 
     def _meet(self, link: _Link, hello: Hello) -> None:
         """Take the first message of a connection."""
         peer = self._peers.get(hello.host)
-        if peer is None or hello.settings != self._hello.settings:
+        is_expected = link.dialled == (hello.host if hello.host < self._hello.host else None)
+        if peer is None or not is_expected or hello.options != self._hello.options:
             self._drop(link)
             self._on_stranger(hello)
             return
         if peer.link is not None:
-            self._drop(peer.link)
-        peer.link, peer.addresses = link, hello.addresses
+            # It may be open at this end alone: then it is silent, and the host calls again.
+            self._drop(link)
+            peer.refused_count += 1
+            if peer.refused_count == REFUSED_MAX:
+                self._on_second(hello)
+            return
+        peer.link, peer.addresses, peer.refused_count = link, hello.addresses, 0
         link.host = hello.host
         # The vote is due.
         self._next_beat_secs = 0.0
 
     def _drop(self, link: _Link) -> None:
         """Close a connection; its host, if it is known, is lost."""
+        if link not in self._links:
+            return
         self._links.remove(link)
         self._selector.unregister(link.lines.connection)
         link.lines.connection.close()
         if link.host is not None and self._peers[link.host].link is link:
             self._peers[link.host].link = None
             self._on_lost(link.host)
-        for host, peer in self._peers.items():
-            if host < self._hello.host and peer.link is None:
-                peer.is_wanted.set()
+        if link.dialled is not None:
+            self._peers[link.dialled].is_wanted.set()
 
 
 def addresses_of_host() -> tuple[str, ...]:

@@ -10,6 +10,7 @@ See docs/decisions/0064 and docs/decisions/0071.
 
 from __future__ import annotations
 
+import math
 import os
 import selectors
 import shutil
@@ -29,7 +30,14 @@ from holdfast.supervise.ends import signal_text
 from holdfast.supervise.ranks import host_links, membership
 from holdfast.supervise.ranks.host_links import HostLinks
 from holdfast.supervise.ranks.leadership import Leadership, Vote
-from holdfast.supervise.ranks.membership import Effect, Joined, Leave, Membership, Settings
+from holdfast.supervise.ranks.membership import (
+    Effect,
+    Joined,
+    Leave,
+    Membership,
+    Settings,
+    State,
+)
 from holdfast.supervise.ranks.processes import Handler, Process, Processes, Spawn
 from holdfast.trainer.process import rank_link
 
@@ -40,6 +48,8 @@ LOOK_SECS = 2.0
 """How often to look whether `holdfast run` lives."""
 TICK_SECS = 0.25
 """The shortest pause between two looks at the time."""
+WAIT_SECS = 5.0
+"""After how long the user is told for what the job waits."""
 LOOPBACK = "127.0.0.1"
 
 
@@ -118,8 +128,19 @@ class Launcher:
         """Whether one has arrived: no process is replaced any more."""
         self._over: host_links.Over | None = None
         """How the job is over; None: it is not."""
-        self._strangers: set[int] = set()
-        """The hosts with other settings that the user knows of."""
+        self._joinings = 0
+        """How often this launcher has joined a leader."""
+        self._is_welcome = False
+        """Whether the leader has answered that; what it has sent before is outdated."""
+        self._generation = 0
+        """The newest generation that any host knows of."""
+        self._strangers: set[str] = set()
+        """The options of other hosts that the user knows of."""
+        self._late_secs = math.inf
+        """When ranks that did not leave a generation before the last one are killed."""
+        self._waits_since_secs: float | None = None
+        self._waits_for = ""
+        """What the user was told that the next generation waits for."""
         self._supervisor = os.getppid()
 
     def run(self) -> int:
@@ -169,7 +190,7 @@ class Launcher:
     def _connect(self, hosts: Hosts) -> None:
         hello = host_links.Hello(
             host=hosts.own,
-            settings=self._settings,
+            options=self._options(hosts),
             addresses=host_links.addresses_of_host(),
         )
         self._links = HostLinks(
@@ -181,6 +202,17 @@ class Launcher:
             on_message=self._on_message,
             on_lost=self._on_host_lost,
             on_stranger=self._on_stranger,
+            on_second=self._on_second,
+        )
+
+    def _options(self, hosts: Hosts) -> str:
+        """Return what is the same on all hosts, as the options of `holdfast run`."""
+        settings = self._settings
+        listed = ",".join(f"{host}:{port}" for host, port in hosts.addresses)
+        return (
+            f"--nproc {settings.seats} --spares {settings.spares} --min-ranks "
+            f"{settings.ranks_min} --leave-secs {settings.leave_secs:g} --spare-hosts "
+            f"{settings.spare_hosts} --hosts {listed}"
         )
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
@@ -199,7 +231,7 @@ class Launcher:
             self._signals.clear()
             self._is_ending = True
             self._send_leader(host_links.Ending())
-            self._decide(lambda job: job.ending(self._clock.monotonic()))
+            self._decide(lambda job: job.ending(self._own, self._clock.monotonic()))
         # What a process has sent before its end counts before its end.
         for _, handle in sorted(handlers, key=lambda handler: handler[0]):
             handle()
@@ -209,6 +241,26 @@ class Launcher:
         self._decide(lambda job: job.tick(self._clock.monotonic()))
         if self._links is not None:
             self._links.beat(self._say)
+            self._tell_wait()
+        if self._clock.monotonic() >= self._late_secs:
+            self._late_secs = math.inf
+            for member, known in self._processes.known().items():
+                if known.state is State.TRAINING:
+                    self._kill(member)
+
+    def _tell_wait(self) -> None:
+        """Tell the user for what the job waits, after some seconds."""
+        names = [self._name(host) for host in range(self._settings.hosts)]
+        waits_for = "" if self._membership is None else self._membership.waits_for(names)
+        now_secs = self._clock.monotonic()
+        if not waits_for or self._is_ending or self._over is not None:
+            self._waits_since_secs, self._waits_for = None, ""
+            return
+        if self._waits_since_secs is None:
+            self._waits_since_secs = now_secs
+        if waits_for != self._waits_for and now_secs >= self._waits_since_secs + WAIT_SECS:
+            self._waits_for = waits_for
+            self._note(f"holdfast run: waiting for {waits_for}")
 
     # Own processes.
 
@@ -222,7 +274,8 @@ class Launcher:
         if process.is_rank or not self._code:
             self._last_code = code
         # A spare that a signal has ended takes nothing from a job that has finished.
-        if process.is_rank if self._is_ending else self._over is not None:
+        counts = process.is_rank or not self._processes.generation
+        if counts if self._is_ending else self._over is not None:
             self._code = self._code or code
         # A rank that a Ctrl-C has ended has said so itself.
         is_interrupted = self._is_ending and code == 128 + signal.SIGINT
@@ -254,6 +307,7 @@ class Launcher:
         self._over = over
         if not over.reason:
             self._processes.release(has_finished=over.has_finished)
+            self._late_secs = self._clock.monotonic() + self._settings.leave_secs
             return
         self._note(f"holdfast run: the ranks are ended: {over.reason}")
         self._code = self._last_code or 1
@@ -269,7 +323,9 @@ class Launcher:
     def _say(self) -> Vote:
         """Return what this launcher says of its leader."""
         has_quorum = self._membership is not None and self._membership.has_quorum
-        return Vote(follows=self._leadership.follows, has_quorum=has_quorum)
+        return Vote(
+            follows=self._leadership.follows, has_quorum=has_quorum, generation=self._generation
+        )
 
     def _choose(self) -> None:
         """Choose the leader again, and follow it."""
@@ -284,7 +340,10 @@ class Launcher:
             else:
                 self._membership = None
                 self._close_store()
-                self._links.send(leader, host_links.Joining(self._joined()))
+                self._joinings += 1
+                self._is_welcome = False
+                joining = host_links.Joining(self._joinings, self._joined())
+                self._links.send(leader, joining)
                 if self._is_ending:
                     self._links.send(leader, host_links.Ending())
         if (vote := self._say()) != self._vote:
@@ -292,21 +351,27 @@ class Launcher:
             self._links.say(vote)
 
     def _joined(self) -> Joined:
-        known = self._processes.known()
         own = self._processes
-        return Joined(members=known, generation=own.generation, size=own.size)
+        return Joined(
+            members=own.known(),
+            generation=own.generation,
+            size=own.size,
+            newest=max(self._generation, own.generation),
+        )
 
     def _lead(self) -> None:
         """Decide from now on for the hosts that join."""
         awaited = set(range(self._settings.hosts))
-        if self._links is not None and self._processes.generation:
+        if self._links is not None and self._generation:
             awaited = self._links.connected
         self._membership = Membership(self._settings, awaited)
         self._decide(lambda job: job.join(self._own, self._joined(), self._clock.monotonic()))
         if self._is_ending:
-            self._decide(lambda job: job.ending(self._clock.monotonic()))
+            self._decide(lambda job: job.ending(self._own, self._clock.monotonic()))
 
     def _on_host_lost(self, host: int) -> None:
+        if self._over is None and not self._is_ending:
+            self._note(f"holdfast run: host {self._name(host)} is lost")
         self._leadership.lost(host)
         self._leave(host)
         if self._membership is not None:
@@ -316,27 +381,32 @@ class Launcher:
     def _leave(self, host: int) -> None:
         """A host does not follow this one any more, if it did."""
         if self._membership is not None and host in self._membership.hosts:
-            if self._over is None:
-                self._note(f"holdfast run: host {self._name(host)} is lost")
             self._decide(lambda job: job.host_lost(host, self._clock.monotonic()))
 
     def _on_stranger(self, hello: host_links.Hello) -> None:
-        if hello.host not in self._strangers:
-            self._strangers.add(hello.host)
+        if hello.options not in self._strangers and self._hosts is not None:
+            self._strangers.add(hello.options)
             self._note(
-                f"holdfast run: host {self._name(hello.host)} was started with other options, and "
-                f"stays outside: {hello.settings}, here {self._settings}; start all hosts with the "
-                "same --nproc, --spares, --min-ranks, --leave-secs, --hosts and --spare-hosts"
+                f"holdfast run: another host, of {', '.join(hello.addresses) or LOOPBACK}, was "
+                f"started with other options, and stays outside: {hello.options}; here "
+                f"{self._options(self._hosts)}; start all hosts with the same"
             )
 
+    def _on_second(self, hello: host_links.Hello) -> None:
+        self._note(
+            f"holdfast run: another host, of {', '.join(hello.addresses) or LOOPBACK}, says that "
+            f"it is {self._name(hello.host)} too, and stays outside; see HOLDFAST_HOST and "
+            "HOLDFAST_INTERFACE there"
+        )
+
     def _name(self, host: int) -> str:
-        is_known = self._hosts is not None and 0 <= host < len(self._hosts.addresses)
-        return self._hosts.addresses[host][0] if self._hosts is not None and is_known else str(host)
+        return str(host) if self._hosts is None else self._hosts.addresses[host][0]
 
     def _on_message(self, host: int, message: host_links.Message) -> None:
         """Take what another host has sent, which may be outdated."""
         if isinstance(message, host_links.Voted):
             self._leadership.heard(host, message.vote)
+            self._generation = max(self._generation, message.vote.generation)
             if message.vote.follows != self._own:
                 self._leave(host)
             self._choose()
@@ -353,7 +423,10 @@ class Launcher:
                 self._send(host, self._over)
                 return
             self._leave(host)
+            self._send(host, host_links.Welcome(message.number))
             now_secs = self._clock.monotonic()
+            if self._generation:
+                self._note(f"holdfast run: host {self._name(host)} has joined")
             self._decide(lambda job: job.join(host, message.joined, now_secs))
             self._choose()
         if host not in self._membership.hosts:
@@ -364,10 +437,15 @@ class Launcher:
             case host_links.Ended(member, reason):
                 self._take_end(member, reason)
             case host_links.Ending():
-                self._decide(lambda job: job.ending(self._clock.monotonic()))
+                self._note(f"holdfast run: host {self._name(host)} was told to end")
+                self._decide(lambda job: job.ending(host, self._clock.monotonic()))
 
     def _obey(self, message: host_links.Message) -> None:
         """Do what the leader says."""
+        if isinstance(message, host_links.Welcome):
+            self._is_welcome = message.number == self._joinings
+        if not self._is_welcome:
+            return
         match message:
             case host_links.Started(member):
                 self._start(member)
@@ -451,6 +529,7 @@ class Launcher:
 
     def _begin(self, begin: membership.Begin) -> None:
         self._close_store()
+        self._generation = max(self._generation, begin.generation)
         address = LOOPBACK
         if self._hosts is not None:
             address = self._hosts.listener.getsockname()[0]

@@ -23,10 +23,12 @@ class Vote:
     Attributes:
         follows: The host that it follows.
         has_quorum: It leads, and a quorum of the hosts has joined it.
+        generation: The newest generation that it knows of.
     """
 
     follows: int
     has_quorum: bool
+    generation: int = 0
 
 
 @dataclass(slots=True)

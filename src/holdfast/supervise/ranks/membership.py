@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import enum
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from holdfast.quantities import counted
@@ -214,13 +214,15 @@ class Joined:
 
     Attributes:
         members: Its processes.
-        generation: The newest generation that it knows of.
+        generation: The newest generation of which it had ranks.
         size: The number of ranks of the newest one that trained.
+        newest: The newest generation that it knows of.
     """
 
     members: dict[int, Member]
     generation: int = 0
     size: int = 0
+    newest: int = 0
 
 
 @dataclass(slots=True)
@@ -241,6 +243,8 @@ class Membership:
     _members: dict[int, Member] = field(default_factory=dict)
     _newest: int = 0
     """The newest generation that any host knows of."""
+    _sized: int = 0
+    """The newest generation whose size is known."""
     _next: int = 0
     """The number of the next process, divided by the count of hosts."""
     _gathers_until_secs: float = 0.0
@@ -252,7 +256,8 @@ class Membership:
     _is_saving: bool = False
     """Whether the present generation only saves what its ranks hold."""
     _saving_secs: float = 0.0
-    _is_ending: bool = False
+    _ending: set[int] = field(default_factory=set)
+    """The hosts that were told to end: no process is started there any more."""
     _failed_starts: int = 0
     _losses: int = 0
     _best_step: int = -1
@@ -266,6 +271,24 @@ class Membership:
         """Whether the hosts that have joined may go on without the others."""
         return self.settings.is_quorum(self.hosts)
 
+    def waits_for(self, names: Sequence[str]) -> str:
+        """Return what the next generation waits for, in words; empty: for nothing.
+
+        Args:
+            names: The names of the hosts.
+        """
+        if self._broken_secs is None or self.is_over:
+            return ""
+        texts = []
+        if trainers := self._trainers():
+            texts.append(f"{counted(len(trainers), 'rank')} to leave generation {self.generation}")
+        if starting := [m for m in self._members if self._may_be_ready_soon(m)]:
+            texts.append(f"{counted(len(starting), 'process', 'processes')} to start")
+        absent = [names[host] for host in range(self.settings.hosts) if host not in self.hosts]
+        if absent:
+            texts.append(f"{'host' if len(absent) == 1 else 'hosts'} {', '.join(absent)}")
+        return ", ".join(texts) or "processes"
+
     @property
     def size(self) -> int:
         """The number of ranks of the present generation."""
@@ -275,11 +298,12 @@ class Membership:
         """A host is there, with its processes."""
         if not self.hosts and self._broken_secs is None:
             self._size, self._broken_secs = self.settings.ranks, now_secs
-            self._gathers_until_secs = now_secs + (JOIN_SECS if joined.generation else START_SECS)
+            is_new = max(joined.newest, joined.generation) == 0
+            self._gathers_until_secs = now_secs + (START_SECS if is_new else JOIN_SECS)
         self.hosts.add(host)
-        if joined.generation > self._newest and self._broken_secs is not None:
-            self._size = joined.size
-        self._newest = max(self._newest, joined.generation)
+        if joined.generation > self._sized and self._broken_secs is not None:
+            self._size, self._sized = joined.size, joined.generation
+        self._newest = max(self._newest, joined.generation, joined.newest)
         ranked = [own for own in joined.members.values() if own.rank is not None]
         generation = max((own.generation for own in ranked), default=0)
         if self._broken_secs is not None and generation > self.generation:
@@ -292,6 +316,8 @@ class Membership:
             for own in ranked
             if is_whole or own.generation != self.generation or own.rank in ranks
         )
+        for own in ranked:
+            own.since_secs = now_secs
         self._members |= joined.members
         if joined.members:
             self._next = max(self._next, max(joined.members) // self.settings.hosts + 1)
@@ -300,6 +326,7 @@ class Membership:
     def host_lost(self, host: int, now_secs: float) -> list[Effect]:
         """A host is gone, with its processes, if it had joined."""
         self.awaited.discard(host)
+        self._ending.discard(host)
         self.hosts.discard(host)
         gone = [m for m in self._members if m % self.settings.hosts == host]
         ranks = [self._members.pop(member).rank for member in gone]
@@ -358,13 +385,13 @@ class Membership:
             effects += self._break(now_secs)
         elif own.state is State.STARTING:
             self._failed_starts += 1
-        if self._failed_starts >= FAILED_STARTS_MAX and not self._is_ending:
+        if self._failed_starts >= FAILED_STARTS_MAX and not self._ending:
             return [*effects, *self._give_up("processes end before they call surviving")]
         return [*effects, *self._next_effects(now_secs)]
 
-    def ending(self, now_secs: float) -> list[Effect]:
-        """The job was told to end: no process is replaced any more."""
-        self._is_ending = True
+    def ending(self, host: int, now_secs: float) -> list[Effect]:
+        """A host was told to end: no process is replaced there any more."""
+        self._ending.add(host)
         return self._next_effects(now_secs)
 
     def tick(self, now_secs: float) -> list[Effect]:
@@ -376,10 +403,11 @@ class Membership:
         """When `tick` is due; None: no wait is under way."""
         if self.is_over:
             return None
+        waits = {State.IN_DOUBT: DOUBT_SECS, State.LEAVING: self.settings.leave_secs}
         times = [
-            own.since_secs + DOUBT_SECS
+            own.since_secs + waits[own.state]
             for own in self._members.values()
-            if own.state is State.IN_DOUBT
+            if own.state in waits and not own.is_killed
         ]
         if self._is_saving:
             times.append(self._saving_secs + SAVE_SECS)
@@ -416,9 +444,14 @@ class Membership:
             self.is_over = True
             return [Release(has_finished=True)]
         else:
+            leaving = [m for m, own in self._members.items() if own.state is State.LEAVING]
+            for member in leaving:
+                since_secs = self._members[member].since_secs
+                is_late = now_secs >= since_secs + self.settings.leave_secs
+                effects += self._hurry([member], is_late=is_late)
             effects += self._settle_doubts(now_secs)
-        if not self.is_over and self.settings.replaces and not self._is_ending:
-            for host in sorted(self.hosts):
+        if not self.is_over and self.settings.replaces:
+            for host in sorted(self.hosts - self._ending):
                 wanted = min(self.settings.seats, self._size) + self.settings.spares
                 effects += self._start(host, wanted - len(self._members_of(host)))
         return effects
@@ -437,7 +470,7 @@ class Membership:
         trainers = self._trainers()
         if trainers:
             return self._hurry(trainers, is_late=now_secs >= broken_secs + self.settings.leave_secs)
-        if self._is_ending:
+        if self._ending and self.hosts <= self._ending:
             self.is_over = True
             return [Release(has_finished=False)]
         if self._losses >= LOSSES_MAX:
@@ -462,7 +495,7 @@ class Membership:
             for m, own in self._members.items()
             if own.rank is not None and own.seat is not None
         }
-        free = self._fill(taken)
+        free = self._fill(taken, is_patient=waited_secs < SPARE_SECS)
         if len(taken) < self._size:
             is_starting = any(own.state is State.STARTING for own in self._members.values())
             may_come = is_starting or (self.settings.replaces and free)
@@ -480,25 +513,34 @@ class Membership:
                 )
         return [self._begun(taken)]
 
-    def _fill(self, taken: dict[tuple[int, int], int]) -> bool:
+    def _fill(self, taken: dict[tuple[int, int], int], *, is_patient: bool) -> bool:
         """Give free seats to waiting processes of their hosts; return whether seats are left.
 
-        Hosts with more ranks come first, so that a spare host is taken as a whole.
+        Hosts with more ranks come first, so that a spare host is taken as a whole. With patience
+        seats of a host with ranks are kept for the processes that start there.
         """
         counts = Counter(host for host, _ in taken)
         has_free = False
-        for host in sorted(self.hosts, key=lambda host: (-counts[host], host)):
+        kept = 0
+        hosts = self.hosts - self._ending
+        for host in sorted(hosts, key=lambda host: (-counts[host], host)):
             free = [n for n in range(self.settings.seats) if (host, n) not in taken]
             waiting = [m for m in self._members_of(host) if self._may_be_seated(m)]
             # A process that had a seat has memory on its device.
             for member in sorted(waiting, key=lambda m: (self._members[m].seat is None, m)):
-                if free and len(taken) < self._size:
+                if free and len(taken) + kept < self._size:
                     seat = self._members[member].seat
                     number = seat if seat in free else free[0]
                     free.remove(number)
                     taken[host, number] = member
             has_free |= bool(free) and len(taken) < self._size
+            starting = [m for m in self._members_of(host) if self._may_be_ready_soon(m)]
+            if counts[host] and is_patient:
+                kept += len(free) if self.settings.replaces else min(len(free), len(starting))
         return has_free
+
+    def _may_be_ready_soon(self, member: int) -> bool:
+        return self._members[member].state in (State.STARTING, State.LEAVING)
 
     def _may_be_seated(self, member: int) -> bool:
         own = self._members[member]
@@ -550,7 +592,7 @@ class Membership:
             own.seat, own.rank, own.state = each.number, each.rank, State.TRAINING
             own.generation = self.generation
         self._size, self._broken_secs, self._last_reason = len(seats), None, ""
-        self._gathers_until_secs = 0.0
+        self._gathers_until_secs, self._sized = 0.0, self.generation
         seats.sort(key=lambda seat: seat.rank)
         return Begin(self.generation, tuple(seats), () if is_first else lost)
 

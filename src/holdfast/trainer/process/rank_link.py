@@ -27,6 +27,7 @@ from holdfast.environment import MEMBER_VARIABLE
 from holdfast.errors import InvalidArgumentError, ProcessLostError
 
 TEXT_CHARS_MAX = 500
+LINE_BYTES_MAX = 1 << 20
 
 log = logging.getLogger(__name__)
 
@@ -149,6 +150,8 @@ class Lines:
         if not piece:
             raise EOFError("closed")
         *lines, self._received = (self._received + piece).split(b"\n")
+        if len(self._received) > LINE_BYTES_MAX:
+            raise EOFError(f"a line of more than {LINE_BYTES_MAX} bytes")
         for line in lines:
             yield self._decoder.decode(line)
 
@@ -238,7 +241,9 @@ def show_interruption_briefly(role: Callable[[], str]) -> None:
 
     def show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         if issubclass(kind, KeyboardInterrupt):
-            print(f"holdfast: {role()}: interrupted", file=sys.stderr, flush=True)
+            # In one piece: other processes write too.
+            sys.stderr.write(f"holdfast: {role()}: interrupted\n")
+            sys.stderr.flush()
         else:
             earlier(kind, error, trace)
 

@@ -143,7 +143,10 @@ def opening_text(
     there = "in the bucket" if durable == "the bucket" else "on disk"
     loss = "a failure costs the steps since the last save"
     if has_ram and has_copies:
-        loss = "a lost process or host costs the steps since the last save"
+        loss = (
+            "a lost process costs the steps since the last save, a lost host those since the last "
+            "one that another host has"
+        )
     elif has_ram:
         loss = (
             "a lost process costs the steps since the last save, a lost host those since the last "
