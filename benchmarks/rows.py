@@ -10,6 +10,7 @@ from typing import Any
 from benchmarks.bench import Bench, median_of
 from benchmarks.figures import Figure
 from benchmarks.goodput import goodput
+from benchmarks.lost_ranks import lost_rank
 from benchmarks.restarts import restart
 from benchmarks.scale import scale
 from benchmarks.torch_rows import TORCH_ROWS
@@ -662,6 +663,7 @@ ROWS: dict[str, Callable[[Bench], Iterator[Figure]]] = {
     "frozen": frozen,
     "goodput": goodput,
     "restart": restart,
+    "lost-rank": lost_rank,
     "peers": peers,
     "buckets": buckets,
     "bucket-training": bucket_training,
