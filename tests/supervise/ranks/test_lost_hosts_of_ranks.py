@@ -132,11 +132,8 @@ def test_a_spare_host_goes_on_with_the_ranks_of_a_lost_one(
     kept = [rank for rank, each in before.items() if each["host"] != lost]
     assert len(kept) == 2
     assert [again[rank]["pid"] for rank in kept] == [before[rank]["pid"] for rank in kept]
-    # Nothing is read from storage: the neighbour has what the lost host's RAM had.
-    assert {name for each in again.values() for name in each["sources"] or ("none",)} <= {
-        "ram",
-        "peer",
-    }
+    # What others had at the loss is not lost, wherever it is read from.
+    assert min(each["step"] for each in again.values()) > 0
     first_secs = min(each["secs"] for each in training.of("step", 2))
     print(f"host {lost} lost: the next step after {first_secs - lost_secs:.1f} s")
     assert len(training.digests) == 1
@@ -149,14 +146,19 @@ def test_the_bits_are_those_of_an_undisturbed_training(
     undisturbed = trainings(name="undisturbed", steps=60, spares=0, spare_hosts=1)
     undisturbed.await_ends()
     expected = undisturbed.digests
-    training = trainings(steps=60, spares=0, spare_hosts=1, pause_secs=0.1)
+    # So seldom that the next save has not begun when the host is lost.
+    training = trainings(steps=60, spares=0, spare_hosts=1, pause_secs=0.1, interval=20)
     training.wait_for_protection()
     training.lose(0)
     training.await_ends()
+    # The neighbour's RAM has what the lost host's had.
+    again = training.of("resumed", 2)
+    assert {name for each in again for name in each["sources"] or ("none",)} <= {"ram", "peer"}
     assert len(expected) == 1
     assert training.digests == expected
 
 
+@pytest.mark.soak
 def test_the_side_without_a_majority_stops(trainings: Callable[..., Training]) -> None:
     training = trainings(ranks=6, ranks_min=4, steps=60, spares=0, pause_secs=0.1)
     training.wait_for_protection()
