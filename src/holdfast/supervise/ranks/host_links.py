@@ -160,6 +160,23 @@ class _Peer:
     """Set while this host is to open the connection."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkCallbacks:
+    """What is called on the launcher's thread.
+
+    Attributes:
+        on_message: Takes a host and what it has sent.
+        on_lost: Takes a host that was there and is lost.
+        on_stranger: Takes a host whose options are others.
+        on_second: Takes a host that another one says to be, too.
+    """
+
+    on_message: Callable[[int, Message], None]
+    on_lost: Callable[[int], None]
+    on_stranger: Callable[[Hello], None]
+    on_second: Callable[[Hello], None]
+
+
 class HostLinks:
     """The connections of one launcher. Owned by its thread.
 
@@ -169,10 +186,7 @@ class HostLinks:
         listener: The socket at its own address, which listens.
         selector: Where the connections are registered, each with a `Handler`.
         clock: The clock.
-        on_message: Called with the host and what it has sent.
-        on_lost: Called with a host that was there and is lost.
-        on_stranger: Called with a host whose options are others.
-        on_second: Called with a host that another one says to be, too.
+        callbacks: What is called.
     """
 
     def __init__(
@@ -182,18 +196,12 @@ class HostLinks:
         listener: socket.socket,
         selector: selectors.BaseSelector,
         clock: Clock,
-        on_message: Callable[[int, Message], None],
-        on_lost: Callable[[int], None],
-        on_stranger: Callable[[Hello], None],
-        on_second: Callable[[Hello], None],
+        callbacks: LinkCallbacks,
     ) -> None:
         self._hello = hello
         self._selector = selector
         self._clock = clock
-        self._on_message = on_message
-        self._on_lost = on_lost
-        self._on_stranger = on_stranger
-        self._on_second = on_second
+        self._callbacks = callbacks
         self._links: list[_Link] = []
         self._peers = {i: _Peer() for i in range(len(addresses)) if i != hello.host}
         self._listener = listener
@@ -312,7 +320,7 @@ class HostLinks:
             if isinstance(message, Hello) and link.host is None:
                 self._meet(link, message)
             elif link.host is not None:
-                self._on_message(link.host, message)  # type: ignore[arg-type]
+                self._callbacks.on_message(link.host, message)  # type: ignore[arg-type]
 
     def _meet(self, link: _Link, hello: Hello) -> None:
         """Take the first message of a connection."""
@@ -320,14 +328,14 @@ class HostLinks:
         is_expected = link.dialled == (hello.host if hello.host < self._hello.host else None)
         if peer is None or not is_expected or hello.options != self._hello.options:
             self._drop(link)
-            self._on_stranger(hello)
+            self._callbacks.on_stranger(hello)
             return
         if peer.link is not None:
             # It may be open at this end alone: then it is silent, and the host calls again.
             self._drop(link)
             peer.refused_count += 1
             if peer.refused_count == REFUSED_MAX:
-                self._on_second(hello)
+                self._callbacks.on_second(hello)
             return
         peer.link, peer.addresses, peer.refused_count = link, hello.addresses, 0
         link.host = hello.host
@@ -343,7 +351,7 @@ class HostLinks:
         link.lines.connection.close()
         if link.host is not None and self._peers[link.host].link is link:
             self._peers[link.host].link = None
-            self._on_lost(link.host)
+            self._callbacks.on_lost(link.host)
         if link.dialled is not None:
             self._peers[link.dialled].is_wanted.set()
 

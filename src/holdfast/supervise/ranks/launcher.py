@@ -199,10 +199,12 @@ class Launcher:
             hosts.listener,
             self._selector,
             self._clock,
-            on_message=self._on_message,
-            on_lost=self._on_host_lost,
-            on_stranger=self._on_stranger,
-            on_second=self._on_second,
+            host_links.LinkCallbacks(
+                on_message=self._on_message,
+                on_lost=self._on_host_lost,
+                on_stranger=self._on_stranger,
+                on_second=self._on_second,
+            ),
         )
 
     def _options(self, hosts: Hosts) -> str:
