@@ -6,6 +6,7 @@ The ranks are of a few lines, without PyTorch; `test_lost_hosts_of_ranks` has tr
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import signal
@@ -26,6 +27,7 @@ from holdfast.supervise.ranks.membership import Settings
 from tests.hosts import ROOT, wait_until
 
 RIG = Path(__file__).parent / "launcher_rig.py"
+_numbers = itertools.count()
 
 
 class Cluster:
@@ -34,11 +36,11 @@ class Cluster:
     def __init__(self, folder: Path, settings: Settings, last: int) -> None:
         self.folder, self.settings = folder, settings
         self.does = json.dumps({"last": last})
-        with contextlib.ExitStack() as stack:
-            listeners = [stack.enter_context(socket.socket()) for _ in range(settings.hosts)]
-            for listener in listeners:
-                listener.bind(("127.0.0.1", 0))
-            self.addresses = tuple(listener.getsockname() for listener in listeners)
+        # No other process uses the ports of this address, also not for connections of its own.
+        pid = os.getpid()
+        self.address = f"127.{64 + (pid >> 16) % 64}.{(pid >> 8) % 256}.{pid % 256}"
+        first = 20_000 + 10 * next(_numbers)
+        self.addresses = tuple((self.address, first + host) for host in range(settings.hosts))
         self.launchers: dict[int, subprocess.Popen[bytes]] = {}
         self.started: list[subprocess.Popen[bytes]] = []
 
@@ -238,6 +240,7 @@ def test_a_host_that_has_lost_all_its_processes_has_not_finished(
     assert job.codes() == {0: 0, 1: 128 + signal.SIGKILL}
 
 
+@pytest.mark.soak
 def test_a_host_that_came_back_leads_at_once_when_the_leader_is_lost(
     cluster: Callable[..., Cluster],
 ) -> None:
@@ -246,12 +249,12 @@ def test_a_host_that_came_back_leads_at_once_when_the_leader_is_lost(
     job.kill(1)
     job.wait_for(2, 4)
     job.start(1)
-    wait_until(lambda: "host 127.0.0.1 has joined" in job.notes(0))
+    wait_until(lambda: f"host {job.address} has joined" in job.notes(0))
     lost_secs = time.monotonic()
     job.kill(0)
     job.wait_for(3, 4)
     assert time.monotonic() - lost_secs < membership.START_SECS / 2
-    assert "host 127.0.0.1 is lost" in job.notes(1)
+    assert f"host {job.address} is lost" in job.notes(1)
     assert job.codes() == {1: 0, 2: 0}
 
 
@@ -286,7 +289,7 @@ def test_a_rank_is_replaced_on_its_host_and_not_by_a_spare_host(
 def test_what_the_job_waits_for_is_told(cluster: Callable[..., Cluster]) -> None:
     job = cluster(last=1, hosts=3, spare_hosts=1)
     job.kill(2)
-    wait_until(lambda: "waiting for host 127.0.0.1" in job.notes(0))
+    wait_until(lambda: f"waiting for host {job.address}" in job.notes(0))
     assert len(job.generation(1)) == 0
     job.start(2)
     assert job.codes() == {0: 0, 1: 0, 2: 0}
