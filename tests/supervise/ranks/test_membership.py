@@ -347,3 +347,15 @@ def test_a_rank_of_an_older_generation_that_does_not_leave_is_killed() -> None:
     assert job.next_secs == 8.0
     assert job.tick(8.0) == [membership.Kill(1), membership.Kill(4)]
     assert job.tick(9.0) == []
+
+
+def test_a_host_that_starts_as_leader_waits_shortly_if_others_have_trained() -> None:
+    job = ready_job(TWO_EACH)
+    started = Membership(TWO_EACH, {0, 1, 2})
+    started.join(1, starting(TWO_EACH, 1), 3.0)
+    started.join(0, known(job, 0), 4.0)
+    for member in (1, 4):
+        started.ready(member, 4.1)
+    assert leave(started, 0, 3) == []
+    begin = begun(started.tick(4.0 + membership.JOIN_SECS))
+    assert [(seat.member, seat.rank) for seat in begin.seats] == [(0, 0), (3, 1), (1, 2), (4, 3)]

@@ -298,8 +298,10 @@ class Membership:
         """A host is there, with its processes."""
         if not self.hosts and self._broken_secs is None:
             self._size, self._broken_secs = self.settings.ranks, now_secs
-            is_new = max(joined.newest, joined.generation) == 0
-            self._gathers_until_secs = now_secs + (START_SECS if is_new else JOIN_SECS)
+            self._gathers_until_secs = now_secs + START_SECS
+        if max(joined.newest, joined.generation) > 0:
+            # The job has begun before, so that no other host is about to start.
+            self._gathers_until_secs = min(self._gathers_until_secs, now_secs + JOIN_SECS)
         self.hosts.add(host)
         if joined.generation > self._sized and self._broken_secs is not None:
             self._size, self._sized = joined.size, joined.generation
