@@ -104,7 +104,7 @@ def _answering(run_id: str) -> list[AgentStatus]:
 
 
 def _processes(run_id: str) -> list[psutil.Process]:
-    """Return the agents' processes, which were told of their folder."""
+    """Return the agents' processes, by the run's id in their arguments."""
     found = []
     for process in psutil.process_iter(["cmdline"]):
         words = process.info["cmdline"] or []

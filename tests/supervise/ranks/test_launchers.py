@@ -31,7 +31,7 @@ _numbers = itertools.count()
 
 
 class Cluster:
-    """The launchers of a job, and what their processes have said."""
+    """The launchers of a job, and what their processes have printed."""
 
     def __init__(self, folder: Path, settings: Settings, last: int) -> None:
         self.folder, self.settings = folder, settings

@@ -32,7 +32,7 @@ class Network:
     def vote(self, host: int) -> Vote:
         return Vote(follows=self.launchers[host].follows, has_quorum=self.has_quorum(host))
 
-    def say(self, host: int) -> None:
+    def send_vote(self, host: int) -> None:
         for other in range(len(self.launchers)):
             if frozenset((host, other)) in self.links:
                 self.pending.setdefault((host, other), []).append(self.vote(host))
@@ -65,7 +65,7 @@ class Network:
                 self.joined[other].add(host)
         launcher.choose(has_quorum=self.has_quorum(other))
         if self.vote(other) != before:
-            self.say(other)
+            self.send_vote(other)
 
     def settle(self) -> None:
         for _ in range(100_000):

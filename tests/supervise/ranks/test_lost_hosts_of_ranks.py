@@ -64,7 +64,7 @@ class Training:
         return "\n".join(line for line in lines if '{"event"' not in line)
 
     def lines(self) -> list[dict[str, Any]]:
-        """All that ranks have said, with their host."""
+        """All that ranks have printed, with their host."""
         found = []
         for host, name in enumerate(NAMES):
             for log in (self.work / "logs").glob(f"{name}-*"):

@@ -1,8 +1,8 @@
 """Connect the launchers of a job's hosts with each other.
 
 Each pair of hosts has one TCP connection, which the later one in the list of hosts opens, and opens
-again. A message is one line of JSON. A host that says nothing for `SILENT_SECS` is taken for lost:
-its connection is closed, so that a host either can be heard or is lost.
+again. A message is one line of JSON. A host that sends nothing for `SILENT_SECS` is lost: its
+connection is closed, so that each other host is either connected or lost.
 
 Nothing is encrypted, and nobody has to prove who he is, as with the store of PyTorch's ranks: it is
 for the private network of a job.
@@ -30,13 +30,13 @@ from holdfast.supervise.ranks.processes import Handler
 from holdfast.trainer.process.rank_link import Lines, Order, Report
 
 BEAT_SECS = 1.0
-"""How often each launcher says that it lives."""
+"""How often each launcher sends its vote, which shows that it lives."""
 SILENT_SECS = 5.0
 """After how long without a word a host is lost."""
 DIAL_SECS, PAUSE_SECS = 2.0, 0.5
 """How long opening a connection may take, and the pause before the next attempt."""
 REFUSED_MAX = 20
-"""After so many calls of a host whose first connection is heard, it is taken for two hosts."""
+"""So many refused connections of a connected host show that two launchers have its place."""
 SEND_SECS = 2.0
 """How long a message may wait for room in a connection."""
 
@@ -56,7 +56,7 @@ class Hello(msgspec.Struct, frozen=True, tag=True, kw_only=True):
 
 
 class Voted(msgspec.Struct, frozen=True, tag=True):
-    """What a launcher says of its leader; it says it again every `BEAT_SECS`."""
+    """The vote of a launcher, sent when it changes and every `BEAT_SECS`."""
 
     vote: Vote
 
@@ -73,7 +73,7 @@ class Joining(msgspec.Struct, frozen=True, tag=True):
 
 
 class Welcome(msgspec.Struct, frozen=True, tag=True):
-    """The leader knows of a host what it has said by joining; what it sent before is outdated."""
+    """The leader has received `Joining`; orders that it sent before are outdated."""
 
     number: int
 
@@ -93,7 +93,7 @@ class Ended(msgspec.Struct, frozen=True, tag=True):
 
 
 class Ending(msgspec.Struct, frozen=True, tag=True):
-    """A host was told to end the job."""
+    """A host has received a signal that ends the job."""
 
 
 class Started(msgspec.Struct, frozen=True, tag=True):
@@ -139,12 +139,12 @@ Message = (
 
 @dataclass(slots=True)
 class _Link:
-    """A connection to the launcher of another host, which is known once it has said hello."""
+    """A connection to another launcher, whose host is known by its `Hello`."""
 
     lines: Lines
     heard_secs: float
     dialled: int | None
-    """The host that was called; None: this one was called."""
+    """The host to which this one has opened it; None: the other one has opened it."""
     host: int | None = None
 
 
@@ -168,7 +168,7 @@ class LinkCallbacks:
         on_message: Takes a host and what it has sent.
         on_lost: Takes a host that was there and is lost.
         on_stranger: Takes a host whose options are others.
-        on_second: Takes a host that another one says to be, too.
+        on_second: Takes the `Hello` of a second launcher with the place of a connected host.
     """
 
     on_message: Callable[[int, Message], None]
@@ -181,7 +181,7 @@ class HostLinks:
     """The connections of one launcher. Owned by its thread.
 
     Args:
-        hello: What it says of itself.
+        hello: The first message that it sends.
         addresses: Host and port of each host's launcher.
         listener: The socket at its own address, which listens.
         selector: Where the connections are registered, each with a `Handler`.
@@ -236,16 +236,16 @@ class HostLinks:
         if (link := self._peers[host].link) is not None:
             link.lines.send(message)
 
-    def say(self, vote: Vote) -> None:
+    def send_vote(self, vote: Vote) -> None:
         """Send a vote to all hosts."""
         for host in self._peers:
             self.send(host, Voted(vote))
 
     def beat(self, vote: Callable[[], Vote]) -> None:
-        """Say that this host lives, if that is due, and drop hosts that are silent.
+        """Send the vote, if that is due, and drop hosts that are silent.
 
         Args:
-            vote: Returns what this launcher says, which may change as a host is dropped.
+            vote: Returns the vote, which may change as a host is dropped.
         """
         now_secs = self._clock.monotonic()
         for link in [*self._links]:
@@ -253,7 +253,7 @@ class HostLinks:
                 self._drop(link)
         if now_secs >= self._next_beat_secs:
             self._next_beat_secs = now_secs + BEAT_SECS
-            self.say(vote())
+            self.send_vote(vote())
 
     def close(self) -> None:
         """Close all connections."""

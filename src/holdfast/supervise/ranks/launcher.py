@@ -49,7 +49,7 @@ LOOK_SECS = 2.0
 TICK_SECS = 0.25
 """The shortest pause between two looks at the time."""
 WAIT_SECS = 5.0
-"""After how long the user is told for what the job waits."""
+"""After how long a line shows what the job waits for."""
 LOOPBACK = "127.0.0.1"
 
 
@@ -108,7 +108,7 @@ class Launcher:
         self._own = 0 if hosts is None else hosts.own
         self._leadership = Leadership(self._own)
         self._vote = Vote(follows=self._own, has_quorum=False)
-        """What this launcher has said last."""
+        """The vote that was sent last."""
         self._membership: Membership | None = None
         """All processes of the job, if this launcher leads."""
         self._links: HostLinks | None = None
@@ -140,7 +140,7 @@ class Launcher:
         """When ranks that did not leave a generation before the last one are killed."""
         self._waits_since_secs: float | None = None
         self._waits_for = ""
-        """What the user was told that the next generation waits for."""
+        """What was shown last of that."""
         self._supervisor = os.getppid()
 
     def run(self) -> int:
@@ -242,16 +242,16 @@ class Launcher:
             self._end_all()
         self._decide(lambda job: job.tick(self._clock.monotonic()))
         if self._links is not None:
-            self._links.beat(self._say)
-            self._tell_wait()
+            self._links.beat(self._own_vote)
+            self._show_wait()
         if self._clock.monotonic() >= self._late_secs:
             self._late_secs = math.inf
             for member, known in self._processes.known().items():
                 if known.state is State.TRAINING:
                     self._kill(member)
 
-    def _tell_wait(self) -> None:
-        """Tell the user for what the job waits, after some seconds."""
+    def _show_wait(self) -> None:
+        """Show what the job waits for, after some seconds."""
         names = [self._name(host) for host in range(self._settings.hosts)]
         waits_for = "" if self._membership is None else self._membership.waits_for(names)
         now_secs = self._clock.monotonic()
@@ -279,7 +279,7 @@ class Launcher:
         counts = process.is_rank or not self._processes.generation
         if counts if self._is_ending else self._over is not None:
             self._code = self._code or code
-        # A rank that a Ctrl-C has ended has said so itself.
+        # A rank that a Ctrl-C has ended has printed that itself.
         is_interrupted = self._is_ending and code == 128 + signal.SIGINT
         if process.is_rank and self._over is None and not is_interrupted:
             self._note(f"holdfast run: process {process.pid} of a rank: {reason}")
@@ -322,8 +322,8 @@ class Launcher:
 
     # The other hosts.
 
-    def _say(self) -> Vote:
-        """Return what this launcher says of its leader."""
+    def _own_vote(self) -> Vote:
+        """Return the vote of this launcher."""
         has_quorum = self._membership is not None and self._membership.has_quorum
         return Vote(
             follows=self._leadership.follows, has_quorum=has_quorum, generation=self._generation
@@ -334,7 +334,7 @@ class Launcher:
         if self._over is not None or self._links is None:
             return
         before = self._leadership.follows
-        leader = self._leadership.choose(has_quorum=self._say().has_quorum)
+        leader = self._leadership.choose(has_quorum=self._own_vote().has_quorum)
         if leader != before:
             self._processes.leave()
             if leader == self._own:
@@ -348,9 +348,9 @@ class Launcher:
                 self._links.send(leader, joining)
                 if self._is_ending:
                     self._links.send(leader, host_links.Ending())
-        if (vote := self._say()) != self._vote:
+        if (vote := self._own_vote()) != self._vote:
             self._vote = vote
-            self._links.say(vote)
+            self._links.send_vote(vote)
 
     def _joined(self) -> Joined:
         own = self._processes
@@ -396,8 +396,8 @@ class Launcher:
 
     def _on_second(self, hello: host_links.Hello) -> None:
         self._note(
-            f"holdfast run: another host, of {', '.join(hello.addresses) or LOOPBACK}, says that "
-            f"it is {self._name(hello.host)} too, and stays outside; see HOLDFAST_HOST and "
+            f"holdfast run: another host, of {', '.join(hello.addresses) or LOOPBACK}, has the "
+            f"place of {self._name(hello.host)} too, and stays outside; see HOLDFAST_HOST and "
             "HOLDFAST_INTERFACE there"
         )
 
@@ -439,11 +439,11 @@ class Launcher:
             case host_links.Ended(member, reason):
                 self._take_end(member, reason)
             case host_links.Ending():
-                self._note(f"holdfast run: host {self._name(host)} was told to end")
+                self._note(f"holdfast run: host {self._name(host)} has received a signal to end")
                 self._decide(lambda job: job.ending(host, self._clock.monotonic()))
 
     def _obey(self, message: host_links.Message) -> None:
-        """Do what the leader says."""
+        """Carry out what the leader has sent."""
         if isinstance(message, host_links.Welcome):
             self._is_welcome = message.number == self._joinings
         if not self._is_welcome:
@@ -508,11 +508,11 @@ class Launcher:
                 case membership.Own(member):
                     self._give(member, rank_link.Reraise())
                 case membership.Release(has_finished):
-                    self._tell_all_over(job, host_links.Over("", has_finished))
+                    self._end_job(job, host_links.Over("", has_finished))
                 case membership.GiveUp(reason):
-                    self._tell_all_over(job, host_links.Over(reason, has_finished=False))
+                    self._end_job(job, host_links.Over(reason, has_finished=False))
 
-    def _tell_all_over(self, job: Membership, over: host_links.Over) -> None:
+    def _end_job(self, job: Membership, over: host_links.Over) -> None:
         for host in job.hosts - {self._own}:
             self._send(host, over)
         self._finish(over)

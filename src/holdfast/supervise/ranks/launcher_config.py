@@ -1,4 +1,4 @@
-"""What `holdfast run` tells the launcher that it starts."""
+"""The configuration of a launcher, as `holdfast run` passes it."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
 """Choose the host whose launcher decides for the ranks of all hosts.
 
-Pure: inputs are what the other hosts' launchers say, and which of them are silent. Each launcher
-follows exactly one, itself included, and says which. Invariants:
+Pure: inputs are the votes of the other hosts' launchers, and which of them are silent. Each
+launcher follows exactly one, itself included, and votes for it. Invariants:
 
 - Of two launchers at most one is followed by a quorum of the hosts.
 - A launcher that a quorum follows stays the leader as long as it can be heard, so that a host which
   comes back disturbs nothing.
-- Launchers that hear each other follow the same one, once what they say has arrived.
+- Launchers that hear each other follow the same one, once their votes have arrived.
 
 See docs/decisions/0071.
 """
@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Vote:
-    """What a launcher says.
+    """The vote of a launcher.
 
     Attributes:
         follows: The host that it follows.
@@ -48,7 +48,7 @@ class Leadership:
         self.follows = self.own
 
     def heard(self, host: int, vote: Vote) -> None:
-        """Take what another host says."""
+        """Take the vote of another host."""
         self._votes[host] = vote
 
     def lost(self, host: int) -> None:

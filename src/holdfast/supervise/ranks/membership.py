@@ -158,7 +158,7 @@ class Own:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """Let all processes go: the training has finished, or the job was told to end."""
+    """Let all processes go: the training has finished, or a signal ends the job."""
 
     has_finished: bool
 
@@ -185,7 +185,7 @@ class State(enum.StrEnum):
     FINISHED = enum.auto()
     """Its training has returned."""
     LEAVING = enum.auto()
-    """It trains in a generation before the present one, which its launcher has told it to leave."""
+    """It trains in a generation before the present one, which it has been ordered to leave."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -257,7 +257,7 @@ class Membership:
     """Whether the present generation only saves what its ranks hold."""
     _saving_secs: float = 0.0
     _ending: set[int] = field(default_factory=set)
-    """The hosts that were told to end: no process is started there any more."""
+    """The hosts that have received a signal to end: no process is started there any more."""
     _failed_starts: int = 0
     _losses: int = 0
     _best_step: int = -1
@@ -392,7 +392,7 @@ class Membership:
         return [*effects, *self._next_effects(now_secs)]
 
     def ending(self, host: int, now_secs: float) -> list[Effect]:
-        """A host was told to end: no process is replaced there any more."""
+        """A host has received a signal to end: no process is replaced there any more."""
         self._ending.add(host)
         return self._next_effects(now_secs)
 
