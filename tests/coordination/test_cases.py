@@ -216,6 +216,27 @@ def test_a_notice_on_one_host_stops_all_ranks_at_one_step(window: int, agent_die
     until(world, lambda: checkpoint_of(world, step) in world.storage.manifests)
 
 
+@pytest.mark.parametrize("host_count", [1, 4])
+def test_the_step_at_which_all_stop_is_written_before_older_ones_that_wait(
+    host_count: int,
+) -> None:
+    world = make(host_count, window=1)
+    job = running(world)
+    world.storage_slow_secs = 20.0
+    for _ in range(3):
+        world.wish(job.leader, TargetKind.DURABLE)
+        world.run(world.now + 1)
+    world.wish(job.leader, TargetKind.PREEMPTION)
+    until(world, lambda: job.is_over)
+    (step,) = {t.step for t in job.trainers}
+    stop, manifests = checkpoint_of(world, step), world.storage.manifests
+    waiting = {c for host in world.hosts.values() for c in host.ram} - {stop, *manifests}
+    assert len(waiting) >= 2, "no older checkpoint waits: the case shows nothing"
+    until(world, lambda: stop in manifests)
+    # One was being written already.
+    assert len(waiting - manifests.keys()) >= len(waiting) - 1
+
+
 def test_no_rank_stops_at_a_target_that_is_refused_elsewhere() -> None:
     refused = 0
     for seed in range(6):

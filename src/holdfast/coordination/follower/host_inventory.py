@@ -338,7 +338,7 @@ class HostInventory:
             turn.act(left)
 
     def _writes_left(self) -> Iterator[Persist]:
-        """Yield the ordered writes that are neither done nor failed, the oldest first."""
+        """Yield the ordered writes that are neither done nor failed, in the leader's order."""
         for order in self._writes:
             holding = self._held.get(order.id)
             if holding is None:

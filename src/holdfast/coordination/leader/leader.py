@@ -47,6 +47,7 @@ from holdfast.coordination.messages import (
     Leaving,
     PullOrder,
     Report,
+    TargetKind,
     WriteOrder,
 )
 from holdfast.coordination.rank_runs import ranks_in, runs_of
@@ -457,8 +458,10 @@ class Leader:
 
     def _common(self) -> _Common:
         """Return what the commands of all hosts have in common now."""
+        last_step = self.targets.agreed(TargetKind.PREEMPTION)
         return _Common(
-            entries=[*self.table],
+            # The step at which all stop is written first: the host may end at any moment.
+            entries=sorted(self.table, key=lambda entry: entry.id.step != last_step),
             command=Command(
                 targets=self.targets.targets() if self._knows_targets else None,
                 mirrored=self.mirror.newest,
@@ -512,7 +515,7 @@ class _Common:
     """What the commands of all hosts have in common: made once for thousands of them.
 
     Attributes:
-        entries: the checkpoints, the oldest first.
+        entries: the checkpoints in the order in which they are written.
         command: a command without what is for one host.
     """
 
