@@ -56,6 +56,8 @@ class Agents:
         self._note = note
         self._served: dict[tuple[str, str], AgentOfRun] = {}
         """By run id and host, because the path changes if the run's directory is moved."""
+        self._run_ids: dict[str, list[str]] = {}
+        """The ids of the runs that were opened at each path or URL, the newest last."""
 
     def served(self) -> list[AgentOfRun]:
         """Return all of them, in the order of their runs and hosts."""
@@ -66,13 +68,14 @@ class Agents:
         self._served[served.run_id, served.host] = served
 
     def note_agents(self, opened: Iterable[TrainerOpened]) -> list[AgentStatus]:
-        """Add the agents of managers that were opened.
+        """Add the agents of managers that were opened; show where another run took one's place.
 
         Returns:
             The status of each added agent that answers now.
         """
-        for report in opened:
+        for report in sorted(opened, key=lambda report: report.time_secs):
             self.add_agent(AgentOfRun(run=report.run, run_id=report.run_id, host=report.host))
+            self._note_other_run(report)
         statuses = []
         for run_id, host in self._served:
             for folder in agent_folders(run_id, host):
@@ -83,6 +86,17 @@ class Agents:
             moved = AgentOfRun(run=status.run, run_id=status.run_id, host=status.host)
             self.add_agent(moved)
         return statuses
+
+    def _note_other_run(self, report: TrainerOpened) -> None:
+        ids = self._run_ids.setdefault(report.run, [])
+        if report.run_id in ids:
+            return
+        if ids:
+            self._note(
+                f"holdfast run: the run at {report.run} is another one than before: "
+                f"{report.run_id}, where {ids[-1]} was; its directory was moved, removed or copied"
+            )
+        ids.append(report.run_id)
 
     def report_event(self, event: CommandEnded) -> None:
         """Add an event to the runs, through their agents; an agent that has ended is not needed."""
