@@ -11,8 +11,6 @@ import time
 from datetime import UTC, datetime
 from typing import Any
 
-import numpy as np
-
 from holdfast.coordination.messages import CheckpointStatus
 from holdfast.coordination.node import Node
 from holdfast.coordination.settings import Settings, heartbeat_for
@@ -58,15 +56,15 @@ def planned(*, hosts: int, state_tb: float, shards: int) -> dict[str, Any]:
     data = seal(_manifest(specs, ranks))
     began = time.process_time()
     check_manifest(unseal(data, Manifest, "manifest"), "manifest")
-    part_bytes = Ownership(specs).sizes.data_bytes
+    part_bytes = Ownership(specs).sizes.data_bytes.values()
     return {
         "arrays": len(arrays),
         "owned_secs": owned_secs,
         "plan_secs": plan_secs,
         "peak_mb": peak_mb,
         "copied_parts": len(copies),
-        "largest_of_mean": float(part_bytes.max() / (part_bytes.sum() / ranks)),
-        "empty_parts": int(ranks - np.count_nonzero(part_bytes)),
+        "largest_of_mean": max(part_bytes) / (sum(part_bytes) / ranks),
+        "empty_parts": ranks - sum(map(bool, part_bytes)),
         "manifest_bytes": len(data),
         "read_secs": time.process_time() - began,
     }

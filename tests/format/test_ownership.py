@@ -34,11 +34,9 @@ def test_what_parts_come_to_is_what_their_layouts_have(made: Made) -> None:
         with_bytes = [chunk for chunk in layout.chunks if chunk.size_bytes]
         assert owned.chunk_count(rank) == len(layout.chunks)
         assert owned.block_count_min(rank) == len(with_bytes)
-        if rank < len(sizes.data_bytes):
-            assert sizes.data_bytes[rank] == sum(chunk.size_bytes for chunk in layout.chunks)
-            assert sizes.block_counts[rank] == layout.block_count
-        else:
-            assert layout.chunks == ()
+        data_bytes = sum(chunk.size_bytes for chunk in layout.chunks)
+        assert sizes.data_bytes.get(rank, 0) == data_bytes
+        assert sizes.block_counts.get(rank, 0) == layout.block_count
 
 
 def test_large_chunks_have_as_many_blocks_as_they_are_divided_into() -> None:
@@ -54,5 +52,5 @@ def test_large_chunks_have_as_many_blocks_as_they_are_divided_into() -> None:
     )
     made.add(("b",), random_array((10,), "int8", 1), (4,), ((0, 2), (1, 1)))
     sizes = Ownership(made.spec.arrays).sizes
-    assert sizes.block_counts.tolist() == [2, 7]
-    assert sizes.data_bytes.tolist() == [8, math.prod(shape) + 2]
+    assert sizes.block_counts == {0: 2, 1: 7}
+    assert sizes.data_bytes == {0: 8, 1: math.prod(shape) + 2}

@@ -7,39 +7,42 @@ those of one, so that a reader of a few parts of thousands can check the sizes o
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from itertools import accumulate
+from typing import NamedTuple
 
 from holdfast.format.digests import BLOCK_SIZE_BYTES
 from holdfast.format.dtypes import item_size_bytes
 from holdfast.format.grid import chunk_sizes
 from holdfast.format.records import ArraySpec, Owners, owners_of
 
-if TYPE_CHECKING:
-    import numpy as np
 
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _Runs:
-    """The owners of one array's chunks in runs: chunks [start, stop) belong to a rank.
+    """The owners of one array's chunks in runs: chunks [start, stop) belong to a rank."""
 
-    `only` is the rank that owns all of them; None if several do.
-    """
+    ranks: list[int]
+    starts: list[int]
+    stops: list[int]
 
-    ranks: np.ndarray
-    starts: np.ndarray
-    stops: np.ndarray
-    only: int | None
+    @cached_property
+    def of_rank(self) -> dict[int, list[range]]:
+        """The runs of each rank, ascending."""
+        of_rank: dict[int, list[range]] = {}
+        for rank, start, stop in zip(self.ranks, self.starts, self.stops, strict=True):
+            of_rank.setdefault(rank, []).append(range(start, stop))
+        return of_rank
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PartSizes:
-    """The totals of each rank's chunks: `data_bytes[rank]` and `block_counts[rank]`."""
+class PartSizes(NamedTuple):
+    """The totals of each rank's chunks; a rank that owns none is missing."""
 
-    data_bytes: np.ndarray
-    block_counts: np.ndarray
+    data_bytes: dict[int, int]
+    block_counts: dict[int, int]
 
 
 class Ownership:
@@ -49,92 +52,82 @@ class Ownership:
         self._arrays = arrays
         self._all_runs: dict[int, _Runs] = {}
         self._written_at = _written_at(arrays)
-        self._runs_of_rank: dict[tuple[int, int], list[range]] = {}
 
     def runs(self, index: int, rank: int) -> list[range]:
         """Return the indices of the rank's chunks of array `index`, as ascending runs."""
-        key = self._written_at[index], rank
-        runs = self._runs_of_rank.get(key)
-        if runs is None:
-            table = self._runs(index)
-            (at,) = (table.ranks == rank).nonzero()
-            pairs = zip(table.starts[at].tolist(), table.stops[at].tolist(), strict=True)
-            runs = self._runs_of_rank[key] = [range(start, stop) for start, stop in pairs]
-        return runs
+        return self._runs(index).of_rank.get(rank, [])
 
     def owner(self, index: int, chunk: int) -> int:
         """Return the rank that owns a chunk of array `index`."""
-        import numpy as np
-
         runs = self._runs(index)
-        if runs.only is not None:
-            return runs.only
-        return int(runs.ranks[np.searchsorted(runs.stops, chunk, side="right")])
+        return runs.ranks[bisect_right(runs.stops, chunk)]
 
     def chunk_count(self, rank: int) -> int:
         """Return the number of chunks that the rank owns."""
-        return _at(self._chunk_counts, rank)
+        return self._chunk_counts.get(rank, 0)
 
     def block_count_min(self, rank: int) -> int:
         """Return a lower bound of the rank's blocks: one per chunk that has bytes."""
-        return _at(self._chunk_counts_with_bytes, rank)
+        return self._chunk_counts_with_bytes.get(rank, 0)
 
     @cached_property
     def sizes(self) -> PartSizes:
         """The totals of all chunks. Visits every chunk: check `block_count_min` before."""
-        import numpy as np
-
-        data_bytes, block_counts = np.zeros((2, self._rank_count), np.int64)
+        sizes = PartSizes({}, {})
+        divided: dict[int, list[ArraySpec]] = {}
         for index, spec in enumerate(self._arrays):
-            runs = self._runs(index)
-            if runs.only is not None and spec.chunk_shape == spec.shape:
-                # Most arrays are whole, and of one rank: a state may have 100,000 of them.
-                size = math.prod(spec.shape) * item_size_bytes(spec.dtype)
-                data_bytes[runs.only] += size
-                block_counts[runs.only] += -(-size // BLOCK_SIZE_BYTES)
+            if spec.chunk_shape != spec.shape:
+                divided.setdefault(self._written_at[index], []).append(spec)
                 continue
-            sizes = chunk_sizes(spec.shape, spec.chunk_shape) * item_size_bytes(spec.dtype)
-            np.add.at(data_bytes, runs.ranks, np.add.reduceat(sizes, runs.starts))
-            blocks = -(-sizes // BLOCK_SIZE_BYTES)
-            np.add.at(block_counts, runs.ranks, np.add.reduceat(blocks, runs.starts))
-        return PartSizes(data_bytes=data_bytes, block_counts=block_counts)
+            size = math.prod(spec.shape) * item_size_bytes(spec.dtype)
+            _add(sizes, self._runs(index).ranks[0], size, -(-size // BLOCK_SIZE_BYTES))
+        for at, specs in divided.items():
+            runs = self._runs(at)
+            for rank, *totals in zip(runs.ranks, *_totals(specs, runs.starts), strict=True):
+                _add(sizes, rank, *totals)
+        return sizes
 
     @cached_property
-    def _chunk_counts(self) -> np.ndarray:
+    def _chunk_counts(self) -> dict[int, int]:
         return self._counted(range(len(self._arrays)))
 
     @cached_property
-    def _chunk_counts_with_bytes(self) -> np.ndarray:
+    def _chunk_counts_with_bytes(self) -> dict[int, int]:
         return self._counted([i for i, spec in enumerate(self._arrays) if math.prod(spec.shape)])
 
-    def _counted(self, indices: Sequence[int]) -> np.ndarray:
-        import numpy as np
-
-        counts = np.zeros(self._rank_count, np.int64)
-        times: dict[int, int] = {}
-        for index in indices:
-            at = self._written_at[index]
-            times[at] = times.get(at, 0) + 1
-        for at, count in times.items():
-            runs = self._runs(at)
-            np.add.at(counts, runs.ranks, (runs.stops - runs.starts) * count)
+    def _counted(self, indices: Iterable[int]) -> dict[int, int]:
+        counts: dict[int, int] = {}
+        for at, times in Counter(self._written_at[index] for index in indices).items():
+            for rank, runs in self._runs(at).of_rank.items():
+                counts[rank] = counts.get(rank, 0) + sum(map(len, runs)) * times
         return counts
-
-    @cached_property
-    def _rank_count(self) -> int:
-        every = (self._runs(index) for index in set(self._written_at))
-        return 1 + max((int(runs.ranks.max()) for runs in every), default=-1)
 
     def _runs(self, index: int) -> _Runs:
         at = self._written_at[index]
         if at not in self._all_runs:
-            import numpy as np
-
-            ranks, counts = np.array(owners_of(self._arrays, index), np.int64).T
-            stops = np.cumsum(counts)
-            only = int(ranks[0]) if len(ranks) == 1 else None
-            self._all_runs[at] = _Runs(ranks, stops - counts, stops, only)
+            owners = owners_of(self._arrays, index)
+            cuts = [0, *accumulate(count for _, count in owners)]
+            self._all_runs[at] = _Runs([rank for rank, _ in owners], cuts[:-1], cuts[1:])
         return self._all_runs[at]
+
+
+def _add(sizes: PartSizes, rank: int, data_bytes: int, block_count: int) -> None:
+    sizes.data_bytes[rank] = sizes.data_bytes.get(rank, 0) + data_bytes
+    sizes.block_counts[rank] = sizes.block_counts.get(rank, 0) + block_count
+
+
+def _totals(arrays: Iterable[ArraySpec], starts: list[int]) -> tuple[list[int], list[int]]:
+    """Return the bytes and the blocks of all `arrays` in each run of chunks."""
+    # Imported here: an agent whose arrays are all whole needs 12 MB less.
+    import numpy as np
+
+    begins = np.array(starts, np.int64)
+    data_bytes, block_counts = np.zeros((2, len(starts)), np.int64)
+    for spec in arrays:
+        sizes = chunk_sizes(spec.shape, spec.chunk_shape) * item_size_bytes(spec.dtype)
+        data_bytes += np.add.reduceat(sizes, begins)
+        block_counts += np.add.reduceat(-(-sizes // BLOCK_SIZE_BYTES), begins)
+    return data_bytes.tolist(), block_counts.tolist()
 
 
 def _written_at(arrays: Sequence[ArraySpec]) -> list[int]:
@@ -151,8 +144,3 @@ def _written_at(arrays: Sequence[ArraySpec]) -> list[int]:
         else:
             cells.append(first.setdefault(owners, index) if len(owners) == 1 else index)
     return cells
-
-
-def _at(counts: np.ndarray, rank: int) -> int:
-    """Return the count of a rank; 0 for a rank above all owners."""
-    return int(counts[rank]) if rank < len(counts) else 0

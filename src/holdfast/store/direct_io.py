@@ -7,6 +7,7 @@ of a small aligned buffer. See docs/decisions/0017.
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import mmap
 import os
@@ -106,11 +107,32 @@ class DirectReader(FileReader):
             self._staging.release(buffer)
 
 
-def address(view: memoryview) -> int:
-    """Return the address of the first byte."""
-    import numpy as np
+class _PyBuffer(ctypes.Structure):
+    """`Py_buffer` of Python's C interface."""
 
-    return int(np.frombuffer(view, np.uint8).ctypes.data)
+    _fields_ = (
+        ("buf", ctypes.c_void_p),
+        ("obj", ctypes.py_object),
+        ("len", ctypes.c_ssize_t),
+        ("itemsize", ctypes.c_ssize_t),
+        ("readonly", ctypes.c_int),
+        ("ndim", ctypes.c_int),
+        ("format", ctypes.c_char_p),
+        ("shape", ctypes.c_void_p),
+        ("strides", ctypes.c_void_p),
+        ("suboffsets", ctypes.c_void_p),
+        ("internal", ctypes.c_void_p),
+    )
+
+
+def address(view: memoryview) -> int:
+    """Return the address of the first byte; of an empty view it may be 0."""
+    found = _PyBuffer()
+    ctypes.pythonapi.PyObject_GetBuffer(ctypes.py_object(view), ctypes.byref(found), 0)
+    try:
+        return found.buf or 0
+    finally:
+        ctypes.pythonapi.PyBuffer_Release(ctypes.byref(found))
 
 
 def open_directly(files: FileSystem, fd: int) -> int | None:

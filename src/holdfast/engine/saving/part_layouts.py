@@ -93,14 +93,13 @@ class PartLayouts:
 
     def _check_sizes(self, part: PartRecord) -> None:
         sizes, rank = self.owned.sizes, part.rank
-        has_chunks = rank < len(sizes.data_bytes)
-        blocks = int(sizes.block_counts[rank]) if has_chunks else 0
+        blocks = sizes.block_counts.get(rank, 0)
         if len(part.blocks) != blocks:
             raise CheckpointDamagedError(
                 f"{_where(part)}: its record says {len(part.blocks)} blocks, the arrays make "
                 f"{blocks} blocks"
             )
-        data_bytes = int(sizes.data_bytes[rank]) if has_chunks else 0
+        data_bytes = sizes.data_bytes.get(rank, 0)
         header_bytes = part.image_size_bytes - data_bytes
         # With reused images the own image has fewer chunks; which ones needs a layout.
         is_whole = header_bytes >= DATA_ALIGNMENT_BYTES and not header_bytes % DATA_ALIGNMENT_BYTES
