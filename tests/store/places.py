@@ -61,7 +61,9 @@ def mounted(kind: str, folder: Path, options: str = "") -> Iterator[Path]:
 def linkless(folder: Path, refusal: str = "EOPNOTSUPP") -> Iterator[Path]:
     """A FUSE mount in `folder`, of a folder beside it, that has no hard links.
 
-    It also refuses `renameat2` with a flag, as gcsfuse and most other FUSE file systems do.
+    It also refuses `renameat2` with a flag, as gcsfuse and most other FUSE file systems do. It has
+    one thread: with several, a rename and a removal of its folder can wait for each other for ever
+    in libfuse.
     """
     if shutil.which("bindfs") is None:
         pytest.skip("bindfs is not installed (Debian package bindfs)")
@@ -69,7 +71,7 @@ def linkless(folder: Path, refusal: str = "EOPNOTSUPP") -> Iterator[Path]:
     backing.mkdir()
     folder.mkdir()
     refused = f"link={refusal},linkat={refusal},renameat2=EINVAL"
-    command = [sys.executable, REFUSING, refused, "bindfs", "--multithreaded", backing, folder]
+    command = [sys.executable, REFUSING, refused, "bindfs", backing, folder]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         pytest.skip(f"bindfs without hard links: {done.stderr.strip()}")
