@@ -117,9 +117,12 @@ def test_processes_of_one_job_that_take_themselves_for_the_only_one_are_named_as
         finally:
             other.kill()
             other.wait()
-        asked = "jax.distributed.initialize() or torch.distributed.init_process_group() called in"
-        assert f"was {asked} all of them" in str(raised.value)
-        assert "takeover=True" in str(raised.value)
+        asked = "jax.distributed.initialize() or torch.distributed.init_process_group() in all of"
+        message = str(raised.value)
+        # A second start of one program is more frequent than a job that was not initialised.
+        assert (
+            message.index("started twice") < message.index("takeover=True") < message.index(asked)
+        )
 
 
 def test_refused_starts_never_take_the_seat_of_a_live_trainer(

@@ -16,10 +16,10 @@ from holdfast.host.driver.attached_trainers import TrainerGroup
 
 STARTED_TOGETHER_SECS = 60.0
 FORGOTTEN_JOB = (
-    "both look like processes of one job, each of which opens it as its only rank: was "
-    "jax.distributed.initialize() or torch.distributed.init_process_group() called in all of them, "
-    "before the manager is made? If they are two runs of one program, stop the other one first, or "
-    "open with takeover=True to fence it"
+    "if the program was started twice, stop the other one first, or open with takeover=True to "
+    "fence it. If both are processes of one job, each of which opens it as its only rank, call "
+    "jax.distributed.initialize() or torch.distributed.init_process_group() in all of them before "
+    "the manager is made"
 )
 
 
