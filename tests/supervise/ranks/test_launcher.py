@@ -6,17 +6,19 @@ import json
 import os
 import signal
 import sys
+import time
 from collections.abc import Iterator, Mapping
 
 import pytest
 
 from holdfast.clock import SystemClock
 from holdfast.supervise.command import spawn
+from holdfast.supervise.ranks import launcher, leading
 from holdfast.supervise.ranks.launcher import ENDING, Launcher
-from holdfast.supervise.ranks.membership import Settings
+from holdfast.supervise.ranks.membership import START_SECS, Settings
 
 MEMBER = """
-import json, os, signal, socket, sys
+import json, os, signal, socket, sys, time
 signal.signal(signal.SIGINT, signal.SIG_DFL)
 link = socket.socket(fileno=int(os.environ["HOLDFAST_MEMBER"]))
 lines = link.makefile("r")
@@ -24,6 +26,8 @@ lines = link.makefile("r")
 def report(kind, **fields):
     link.sendall(json.dumps({"type": kind, **fields}).encode() + b"\\n")
 
+if json.loads(sys.argv[1]).get("start") == "wait":
+    time.sleep(600)
 report("Ready")
 generation = 0
 for line in lines:
@@ -79,10 +83,13 @@ def same_handlers() -> Iterator[None]:
 
 
 def launched(
-    does: Mapping[str, str], settings: Settings, command: str = sys.executable
+    does: Mapping[str, str],
+    settings: Settings,
+    command: str = sys.executable,
+    notes: list[str] | None = None,
 ) -> tuple[int, list[str]]:
-    """Run a job; return its exit code, and what it has said."""
-    notes: list[str] = []
+    """Run a job; return its exit code, and what it has shown, which is added to `notes`."""
+    notes = [] if notes is None else notes
     words = [command, "-S", "-c", MEMBER, json.dumps(does)]
 
     def start(variables: Mapping[str, str], kept_fd: int) -> int:
@@ -147,6 +154,20 @@ def test_a_command_that_is_missing_is_named(capfd: pytest.CaptureFixture[str]) -
     with pytest.raises(SystemExit) as ended:
         launched({}, size(), command="/no/such/program")
     assert ended.value.code == 127
+
+
+def test_a_job_shows_what_it_waits_for_and_ends_with_the_supervisor_while_it_waits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(leading, "WAIT_ALONE_SECS", 0.1)
+    monkeypatch.setattr(launcher, "LOOK_SECS", 0.1)
+    notes: list[str] = []
+    monkeypatch.setattr(os, "getppid", lambda: 1 if notes else 1000)
+    began_secs = time.monotonic()
+    code, _ = launched({"start": "wait"}, size(spares=0), notes=notes)
+    assert code == 1
+    assert notes == ["holdfast run: waiting for 2 processes to start"]
+    assert time.monotonic() - began_secs < START_SECS / 2
 
 
 def test_the_processes_end_with_the_supervisor(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,8 +15,9 @@ from holdfast.format.json_codec import decode
 from holdfast.peers.config import listen
 from holdfast.supervise.command import spawn
 from holdfast.supervise.ranks.host_list import listening_address
-from holdfast.supervise.ranks.launcher import QUIET, Hosts, Launcher, Store
+from holdfast.supervise.ranks.launcher import QUIET, Hosts, Launcher
 from holdfast.supervise.ranks.launcher_config import LauncherConfig
+from holdfast.supervise.ranks.leading import Store
 
 PORT_SECS, PORT_PAUSE_SECS = 15.0, 0.5
 """How long to wait for the port of this host's launcher, and how often to try."""

@@ -20,14 +20,13 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-import msgspec
 import psutil
 
 from holdfast.clock import Clock
+from holdfast.supervise.ranks.host_messages import Hello, Message, Voted
 from holdfast.supervise.ranks.leadership import Vote
-from holdfast.supervise.ranks.membership import Joined
 from holdfast.supervise.ranks.processes import Handler
-from holdfast.trainer.process.rank_link import Lines, Order, Report
+from holdfast.trainer.process.rank_link import Lines
 
 BEAT_SECS = 1.0
 """How often each launcher sends its vote, which shows that it lives."""
@@ -39,102 +38,6 @@ REFUSED_MAX = 20
 """So many refused connections of a connected host show that two launchers have its place."""
 SEND_SECS = 2.0
 """How long a message may wait for room in a connection."""
-
-
-class Hello(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """The first message of both ends.
-
-    Attributes:
-        host: The host, as its place in the list of hosts.
-        options: The list of hosts and the size of the job, as options; the same on all hosts.
-        addresses: The addresses of the host's network interfaces.
-    """
-
-    host: int
-    options: str
-    addresses: tuple[str, ...]
-
-
-class Voted(msgspec.Struct, frozen=True, tag=True):
-    """The vote of a launcher, sent when it changes and every `BEAT_SECS`."""
-
-    vote: Vote
-
-
-class Joining(msgspec.Struct, frozen=True, tag=True):
-    """A host follows the leader from now on.
-
-    Attributes:
-        number: How often it has joined a leader.
-    """
-
-    number: int
-    joined: Joined
-
-
-class Welcome(msgspec.Struct, frozen=True, tag=True):
-    """The leader has received `Joining`; orders that it sent before are outdated."""
-
-    number: int
-
-
-class Reported(msgspec.Struct, frozen=True, tag=True):
-    """A process of a host has sent a report."""
-
-    member: int
-    report: Report
-
-
-class Ended(msgspec.Struct, frozen=True, tag=True):
-    """A process of a host has ended."""
-
-    member: int
-    reason: str
-
-
-class Ending(msgspec.Struct, frozen=True, tag=True):
-    """A host has received a signal that ends the job."""
-
-
-class Started(msgspec.Struct, frozen=True, tag=True):
-    """Start a process."""
-
-    member: int
-
-
-class Ordered(msgspec.Struct, frozen=True, tag=True):
-    """Give an order to a process."""
-
-    member: int
-    order: Order
-
-
-class Killed(msgspec.Struct, frozen=True, tag=True):
-    """Kill a process."""
-
-    member: int
-
-
-class Over(msgspec.Struct, frozen=True, tag=True):
-    """The job is over. The processes are released, or ended for the reason."""
-
-    reason: str
-    has_finished: bool
-
-
-Message = (
-    Hello
-    | Voted
-    | Joining
-    | Welcome
-    | Reported
-    | Ended
-    | Ending
-    | Started
-    | Ordered
-    | Killed
-    | Over
-)
 
 
 @dataclass(slots=True)
