@@ -70,7 +70,7 @@ class LinkCallbacks:
     Attributes:
         on_message: Takes a host and what it has sent.
         on_lost: Takes a host that was there and is lost.
-        on_stranger: Takes a host whose options are others.
+        on_stranger: Takes the `Hello` of a host whose options are others, once for the same ones.
         on_second: Takes the `Hello` of a second launcher with the place of a connected host.
     """
 
@@ -110,8 +110,11 @@ class HostLinks:
         self._listener = listener
         self._dialled: queue.SimpleQueue[tuple[int, socket.socket]] = queue.SimpleQueue()
         self._waker, self._woken = socket.socketpair()
+        self._strangers: set[str] = set()
+        """The options of hosts that stayed outside."""
         self._is_closed = False
         self._next_beat_secs = 0.0
+        self._sent_vote: Vote | None = None
         accepts: Handler = (False, self._accept)
         dialled: Handler = (False, self._take_dialled)
         selector.register(listener, selectors.EVENT_READ, accepts)
@@ -139,8 +142,13 @@ class HostLinks:
         if (link := self._peers[host].link) is not None:
             link.lines.send(message)
 
-    def send_vote(self, vote: Vote) -> None:
-        """Send a vote to all hosts."""
+    def send_changed(self, vote: Vote) -> None:
+        """Send the vote to all hosts, if it is not the one that was sent last."""
+        if vote != self._sent_vote:
+            self._send_vote(vote)
+
+    def _send_vote(self, vote: Vote) -> None:
+        self._sent_vote = vote
         for host in self._peers:
             self.send(host, Voted(vote))
 
@@ -156,7 +164,7 @@ class HostLinks:
                 self._drop(link)
         if now_secs >= self._next_beat_secs:
             self._next_beat_secs = now_secs + BEAT_SECS
-            self.send_vote(vote())
+            self._send_vote(vote())
 
     def close(self) -> None:
         """Close all connections."""
@@ -231,7 +239,9 @@ class HostLinks:
         is_expected = link.dialled == (hello.host if hello.host < self._hello.host else None)
         if peer is None or not is_expected or hello.options != self._hello.options:
             self._drop(link)
-            self._callbacks.on_stranger(hello)
+            if hello.options not in self._strangers:
+                self._strangers.add(hello.options)
+                self._callbacks.on_stranger(hello)
             return
         if peer.link is not None:
             # It may be open at this end alone: then it is silent, and the host calls again.

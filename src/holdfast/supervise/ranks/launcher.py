@@ -72,6 +72,57 @@ class Hosts:
     listener: socket.socket
 
 
+class JobEnd:
+    """How the job ends on one host, and the exit code.
+
+    Attributes:
+        is_ending: A signal to end has arrived: no process is replaced any more.
+        over: How the job is over; None: it is not.
+    """
+
+    def __init__(self) -> None:
+        self.is_ending = False
+        self.over: Over | None = None
+        self._code = 0
+        """That of the first process that failed and was not replaced."""
+        self._last_code = 0
+        """That of the last rank that was lost."""
+
+    @property
+    def is_near(self) -> bool:
+        """Whether the job is over, or ends because of a signal."""
+        return self.is_ending or self.over is not None
+
+    @property
+    def exit_code(self) -> int:
+        """The exit code, once all processes of this host have ended."""
+        if not self.is_near:
+            # Other hosts may go on.
+            return self._code or self._last_code or 1
+        return self._code
+
+    def add_code(self, code: int, *, is_rank: bool, has_trained: bool) -> None:
+        """Take the exit code of a process.
+
+        Args:
+            code: The exit code; 128 + N if signal N has ended it.
+            is_rank: It was a rank.
+            has_trained: A process of this host was a rank of any generation.
+        """
+        if is_rank or not self._code:
+            self._last_code = code
+        # A spare that a signal has ended takes nothing from a job that has finished.
+        counts = is_rank or not has_trained
+        if counts if self.is_ending else self.over is not None:
+            self._code = self._code or code
+
+    def finish(self, over: Over) -> None:
+        """Take the end that the leader has decided."""
+        self.over = over
+        if over.reason:
+            self._code = self._last_code or 1
+
+
 class Launcher:
     """The processes of one job on one host. Owned by one thread.
 
@@ -99,10 +150,7 @@ class Launcher:
         self._clock = clock
         self._note = note
         self._hosts = hosts
-        self._own = 0 if hosts is None else hosts.own
-        self._leadership = Leadership(self._own)
-        self._vote = Vote(follows=self._own, has_quorum=False)
-        """The vote that was sent last."""
+        self._leadership = Leadership(0 if hosts is None else hosts.own)
         self._lead: Lead | None = None
         """The decisions, if this launcher leads."""
         self._links: HostLinks | None = None
@@ -111,24 +159,15 @@ class Launcher:
         self._processes = Processes(
             spawn, self._variables(), self._selector, self._on_report, self._on_end
         )
-        self._code = 0
-        """The exit code: that of the first process that failed and was not replaced."""
-        self._last_code = 0
-        """The exit code of the last rank that was lost."""
         self._signals: list[int] = []
         """The signals that have arrived since the last look."""
-        self._is_ending = False
-        """Whether one has arrived: no process is replaced any more."""
-        self._over: Over | None = None
-        """How the job is over; None: it is not."""
+        self._end = JobEnd()
         self._joinings = 0
         """How often this launcher has joined a leader."""
         self._is_welcome = False
         """Whether the leader has answered that; what it has sent before is outdated."""
         self._generation = 0
         """The newest generation that another host knew of, or this one when it led."""
-        self._strangers: set[str] = set()
-        """The options of other hosts that the user knows of."""
         self._late_secs = math.inf
         """When ranks that did not leave a generation before the last one are killed."""
         self._supervisor = os.getppid()
@@ -153,16 +192,17 @@ class Launcher:
             if self._links is not None:
                 self._links.close()
             shutil.rmtree(self._folder, ignore_errors=True)
-        if self._over is None and not self._is_ending:
-            # All processes of this host have ended, and other hosts may go on.
-            return self._code or self._last_code or 1
-        return self._code
+        return self._end.exit_code
+
+    @property
+    def _own(self) -> int:
+        """This host, as its place in the list of hosts."""
+        return self._leadership.own
 
     @property
     def _awaits_start(self) -> bool:
         """Whether the leader is about to start processes in place of those that have ended."""
-        follows = self._lead is None and self._settings.replaces
-        return follows and self._over is None and not self._is_ending
+        return self._lead is None and self._settings.replaces and not self._end.is_near
 
     def _variables(self) -> dict[str, str]:
         """Return the variables that all processes have."""
@@ -222,7 +262,7 @@ class Launcher:
         if self._signals:
             # Before the ends of processes that the same signal has ended.
             self._signals.clear()
-            self._is_ending = True
+            self._end.is_ending = True
             self._report(Ending())
         # What a process has sent before its end counts before its end.
         for _, handle in sorted(handlers, key=lambda handler: handler[0]):
@@ -232,7 +272,7 @@ class Launcher:
             self._end_all()
         if self._lead is not None:
             self._lead.tick()
-            if not self._is_ending:
+            if not self._end.is_ending:
                 self._lead.show_wait()
         if self._links is not None:
             self._links.beat(self._own_vote)
@@ -250,15 +290,11 @@ class Launcher:
     def _on_end(self, member: int, process: Process, code: int) -> None:
         reason = f"ended by {signal_text(-code)}" if code < 0 else f"exit code {code}"
         code = 128 - code if code < 0 else code
-        if process.is_rank or not self._code:
-            self._last_code = code
-        # A spare that a signal has ended takes nothing from a job that has finished.
-        counts = process.is_rank or not self._processes.generation
-        if counts if self._is_ending else self._over is not None:
-            self._code = self._code or code
+        has_trained = self._processes.generation > 0
+        self._end.add_code(code, is_rank=process.is_rank, has_trained=has_trained)
         # A rank that a Ctrl-C has ended has printed that itself.
-        is_interrupted = self._is_ending and code == 128 + signal.SIGINT
-        if process.is_rank and self._over is None and not is_interrupted:
+        is_interrupted = self._end.is_ending and code == 128 + signal.SIGINT
+        if process.is_rank and self._end.over is None and not is_interrupted:
             self._note(f"holdfast run: process {process.pid} of a rank: {reason}")
         self._report(Ended(member, reason))
 
@@ -279,13 +315,12 @@ class Launcher:
 
     def _finish(self, over: Over) -> None:
         """End the job on this host: release its processes, or end them for a reason."""
-        self._over = over
+        self._end.finish(over)
         if not over.reason:
             self._processes.release(has_finished=over.has_finished)
             self._late_secs = self._clock.monotonic() + self._settings.leave_secs
             return
         self._note(f"holdfast run: the ranks are ended: {over.reason}")
-        self._code = self._last_code or 1
         self._end_all()
 
     def _end_all(self) -> None:
@@ -311,7 +346,7 @@ class Launcher:
 
     def _choose(self) -> None:
         """Choose the leader again, and follow it."""
-        if self._over is not None or self._links is None:
+        if self._end.over is not None or self._links is None:
             return
         before = self._leadership.follows
         leader = self._leadership.choose(has_quorum=self._own_vote().has_quorum)
@@ -322,9 +357,7 @@ class Launcher:
             else:
                 self._end_leading()
                 self._join()
-        if (vote := self._own_vote()) != self._vote:
-            self._vote = vote
-            self._links.send_vote(vote)
+        self._links.send_changed(self._own_vote())
 
     def _join(self) -> None:
         """Join the leader, which may be this launcher itself."""
@@ -338,7 +371,7 @@ class Launcher:
         self._joinings += 1
         self._is_welcome = False
         self._report(Joining(self._joinings, joined))
-        if self._is_ending:
+        if self._end.is_ending:
             self._report(Ending())
 
     def _begin_leading(self) -> None:
@@ -364,7 +397,7 @@ class Launcher:
             self._lead = None
 
     def _on_host_lost(self, host: int) -> None:
-        if self._over is None and not self._is_ending:
+        if not self._end.is_near:
             self._note(f"holdfast run: host {self._name(host)} is lost")
         self._leadership.lost(host)
         if self._lead is not None:
@@ -373,13 +406,12 @@ class Launcher:
         self._choose()
 
     def _on_stranger(self, hello: Hello) -> None:
-        if hello.options not in self._strangers and self._hosts is not None:
-            self._strangers.add(hello.options)
-            self._note(
-                f"holdfast run: another host, of {', '.join(hello.addresses) or LOOPBACK}, was "
-                f"started with other options, and stays outside: {hello.options}; here "
-                f"{self._options(self._hosts)}; start all hosts with the same"
-            )
+        assert self._hosts is not None
+        self._note(
+            f"holdfast run: another host, of {', '.join(hello.addresses) or LOOPBACK}, was "
+            f"started with other options, and stays outside: {hello.options}; here "
+            f"{self._options(self._hosts)}; start all hosts with the same"
+        )
 
     def _on_second(self, hello: Hello) -> None:
         self._note(
@@ -432,7 +464,7 @@ class Launcher:
         """Give the leader, which may be this launcher, what has happened here."""
         if self._lead is not None:
             self._lead.take(self._own, message)
-        elif self._over is None and self._links is not None:
+        elif self._end.over is None and self._links is not None:
             self._links.send(self._leadership.follows, message)
 
     @property
