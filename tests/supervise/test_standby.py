@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.supervise.standby import STARTUP, StandbyError, StandbyProcess
+from holdfast.supervise.standby import STARTUP
+from holdfast.supervise.standby_process import StandbyError, StandbyProcess
 from holdfast.trainer.process.imports import ImportRecord
 from tests.cli.command_line import answer, holdfast
 from tests.hosts import Host, is_running, wait_until

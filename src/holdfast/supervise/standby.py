@@ -18,9 +18,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-import signal
-import socket
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -28,16 +25,15 @@ import msgspec
 
 from holdfast.clock import Clock
 from holdfast.environment import STANDBY_VARIABLE
-from holdfast.format.json_codec import decode
 from holdfast.quantities import size_text
-from holdfast.supervise.command import Child, CommandNotRunError, spawn
+from holdfast.supervise.attempt_imports import AttemptImports
+from holdfast.supervise.command import Child, spawn
 from holdfast.supervise.own_folder import own_folder
 from holdfast.supervise.python_program import PythonProgram
-from holdfast.trainer.process.imports import ImportRecord, record_path
+from holdfast.supervise.standby_process import Answer, StandbyError, StandbyProcess
+from holdfast.trainer.process.imports import ImportRecord
 
 STARTUP = Path(__file__).parent / "startup"
-CHANNEL_VARIABLE = "_HOLDFAST_STANDBY_CHANNEL"
-FORK_SECS = 5.0
 IMPORT_SECS = 1800.0
 """How long the standby process may import."""
 CHECK_SECS = 2.0
@@ -48,157 +44,6 @@ IMPLICIT = {"TORCH_WARM_POOL": "0"}
 """Set while modules are imported: Inductor would start a pool of processes, which has threads."""
 _PR_SET_CHILD_SUBREAPER = 36  # From Linux's <linux/prctl.h>.
 _libc = ctypes.CDLL(None, use_errno=True)
-
-
-class Answer(msgspec.Struct, frozen=True):
-    """What the standby process reports once it has imported.
-
-    Attributes:
-        modules: All that it has.
-        failed: The modules that cannot be imported.
-        own: The variables that the program itself changes before it imports.
-        files: Path, time of change in ns, and size of what was imported.
-        problem: Why it cannot be forked.
-    """
-
-    modules: list[str]
-    failed: list[str]
-    own: dict[str, str | None]
-    files: list[tuple[str, int, int]]
-    problem: str | None
-
-
-class StandbyError(Exception):
-    """The standby process cannot be used; the message is the reason."""
-
-
-class StandbyProcess:
-    """One standby process.
-
-    Args:
-        command: The command.
-        environment: The environment of the attempts.
-        search_path: The entry that Python will put first on `sys.path`.
-        record: The imports of the last attempt.
-        own: The variables that it sets while it imports.
-
-    Raises:
-        StandbyError: It cannot be started.
-    """
-
-    def __init__(
-        self,
-        command: Sequence[str],
-        environment: Mapping[str, str],
-        search_path: str,
-        record: ImportRecord,
-        own: Mapping[str, str | None],
-    ) -> None:
-        self.record = record
-        self._environment = dict(environment)
-        self.answer: Answer | None = None
-        """Its report, once it is ready."""
-        self._channel, theirs = socket.socketpair()
-        with theirs:
-            variables = {CHANNEL_VARIABLE: str(theirs.fileno())}
-            try:
-                self.pid = spawn(command, {**environment, **variables}, [theirs.fileno()])
-            except CommandNotRunError as error:
-                raise StandbyError(str(error)) from error
-        self._pidfd = os.pidfd_open(self.pid)
-        order = msgspec.structs.asdict(record) | {"path": search_path, "own": dict(own)}
-        self._unsent = msgspec.json.encode(order) + b"\n"
-        self._received = b""
-        self._channel.setblocking(False)
-
-    def poll(self) -> Answer | None:
-        """Exchange order and report without waiting; return its report, if it is ready.
-
-        Raises:
-            StandbyError: It has ended.
-        """
-        try:
-            while self._unsent:
-                self._unsent = self._unsent[self._channel.send(self._unsent) :]
-            while not self._received.endswith(b"\n") or self.answer is not None:
-                piece = self._channel.recv(1 << 16)
-                if not piece:
-                    raise StandbyError("it has ended")
-                self._received += piece
-        except BlockingIOError:
-            return self.answer
-        except OSError as error:
-            raise StandbyError(f"it has ended: {error.strerror}") from error
-        self.answer = decode(self._received, Answer)
-        return self.answer
-
-    def covers(self, record: ImportRecord) -> bool:
-        """Return whether it has imported, or tried, the modules of a record in its environment."""
-        modules = {*self.record.modules}
-        if self.answer is not None:
-            modules |= {*self.answer.modules, *self.answer.failed}
-        is_same = record.changed.keys() == self.record.changed.keys()
-        return is_same and modules.issuperset(record.modules)
-
-    def changed_file(self) -> str | None:
-        """Return the path of a file that is not as it was when it was imported."""
-        for path, time_ns, size_bytes in self.answer.files if self.answer is not None else ():
-            try:
-                state = os.stat(path)
-            except OSError:
-                return path
-            if (state.st_mtime_ns, state.st_size) != (time_ns, size_bytes):
-                return path
-        return None
-
-    def fork(self, environment: Mapping[str, str]) -> Child:
-        """Return a fork, which continues to the program with the given environment.
-
-        Raises:
-            StandbyError: It has ended or does not answer.
-        """
-        changes = {
-            name: environment.get(name)
-            for name in {**self._environment, **environment}
-            if environment.get(name) != self._environment.get(name)
-        }
-        ours, theirs = socket.socketpair()
-        with ours:
-            ours.settimeout(FORK_SECS)
-            try:
-                with theirs:
-                    request = msgspec.json.encode(changes)
-                    socket.send_fds(self._channel, [request], [theirs.fileno()])
-                child = Child(int(ours.recv(32)))
-                ours.sendall(b"\n")
-            except (OSError, ValueError) as error:
-                raise StandbyError(f"its fork did not answer: {error}") from error
-        return child
-
-    def memory_bytes(self) -> tuple[int, int]:
-        """Return its memory: its share of it, and what no other process uses.
-
-        Raises:
-            StandbyError: It has ended.
-        """
-        try:
-            fields = Path(f"/proc/{self.pid}/smaps_rollup").read_text().split()
-        except OSError as error:
-            raise StandbyError(f"it has ended: {error.strerror}") from error
-        sizes = {name: int(fields[i + 1]) for i, name in enumerate(fields) if name.endswith(":")}
-        return sizes["Pss:"] << 10, (sizes["Private_Clean:"] + sizes["Private_Dirty:"]) << 10
-
-    def hurry(self) -> None:
-        """Give it this process's priority while it imports."""
-        with contextlib.suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, self.pid, os.getpriority(os.PRIO_PROCESS, 0))
-
-    def end(self) -> None:
-        """Kill it. Forks that have begun their program go on."""
-        self._channel.close()
-        with contextlib.suppress(ProcessLookupError):
-            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
-        os.close(self._pidfd)
 
 
 class Standby:
@@ -226,14 +71,12 @@ class Standby:
         self._command = command
         self._search_path = program.search_path()
         self._preload = list(preload)
-        self._kept = cache / "imports.json"
         self._clock = clock
         self._note = note
         self._held = contextlib.ExitStack()
         self._folder = self._held.enter_context(own_folder())
-        self._attempts: list[int] = []
+        self._imports = AttemptImports(self._folder, cache)
         self._environment: dict[str, str] = {}
-        self._record = _read_record(self._kept)
         self._own: dict[str, str | None] = dict(IMPLICIT)
         self._process: StandbyProcess | None = None
         """The one that is ready."""
@@ -246,7 +89,11 @@ class Standby:
         self._reason = "no attempt has reached its second step"
         """Why no standby process is ready."""
         self._is_over = False
-        self.has_trained = False
+
+    @property
+    def has_trained(self) -> bool:
+        """Whether the present attempt has reached its second step."""
+        return self._imports.has_trained
 
     def __enter__(self) -> Standby:
         if _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
@@ -262,21 +109,21 @@ class Standby:
         paths = filter(None, (str(STARTUP), environment.get("PYTHONPATH")))
         own = {STANDBY_VARIABLE: str(self._folder), "PYTHONPATH": os.pathsep.join(paths)}
         self._environment = {**environment, **own}
-        self.has_trained = False
         child = self._fork()
         if child is None:
-            if self._attempts and not self._is_over:
+            if self._imports.has_attempts and not self._is_over:
                 self._note(f"holdfast run: cold start: {self._reason}")
             child = Child(spawn(self._command, self._environment))
-        self._attempts.append(child.pid)
+        self._imports.add_attempt(child.pid)
         return child
 
     def attend(self, child: Child) -> None:
         if not self.has_trained:
             self._learn(child.pid)
+        record = self._imports.record
         try:
-            if self._is_due and self._record is not None and not self._is_over:
-                self._begin_next(self._record)
+            if self._is_due and record is not None and not self._is_over:
+                self._begin_next(record)
             if self._process is not None:
                 self._watch(self._process)
             if self._next is not None:
@@ -308,14 +155,11 @@ class Standby:
 
     def _learn(self, pid: int) -> None:
         """Read what the attempt `pid` has imported, once it has reached its second step."""
-        record = _read_record(record_path(self._folder, pid))
+        record = self._imports.read(pid)
         if record is None:
-            own = {record_path(self._folder, attempt) for attempt in self._attempts}
-            if not own.issuperset(self._folder.glob("imports-*.json")):
+            if self._imports.has_foreign:
                 self._give_up("the command starts the trainers as processes of their own")
             return
-        self.has_trained = True
-        self._record = record
         process = self._next or self._process
         if process is not None and self._renewals < RENEWALS_MAX and not process.covers(record):
             self._renewals += 1
@@ -324,7 +168,7 @@ class Standby:
 
     def _begin_next(self, record: ImportRecord) -> None:
         """Start a process. The one before serves until this one is ready."""
-        if not any((self._folder / f"started-{pid}").exists() for pid in self._attempts):
+        if not self._imports.has_begun:
             if self.has_trained:
                 self._give_up(f"the command's Python did not import {STARTUP}/sitecustomize.py")
             return
@@ -376,12 +220,9 @@ class Standby:
     def _keep(self, record: ImportRecord) -> None:
         """Keep the imports for the next `holdfast run` of the program."""
         try:
-            self._kept.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.NamedTemporaryFile(dir=self._kept.parent, delete=False) as file:
-                file.write(msgspec.json.encode(record))
-            os.replace(file.name, self._kept)
+            self._imports.keep(record)
         except OSError as error:
-            self._note(f"holdfast run: standby: cannot write {self._kept}: {error.strerror}")
+            self._note(f"holdfast run: standby: cannot write {error.filename}: {error.strerror}")
 
     def _end_if_changed(self, process: StandbyProcess) -> None:
         path = process.changed_file()
@@ -407,10 +248,3 @@ class Standby:
         self._is_over = True
         self._end_process()
         self._end_next()
-
-
-def _read_record(path: Path) -> ImportRecord | None:
-    try:
-        return decode(path.read_bytes(), ImportRecord)
-    except (OSError, UnicodeDecodeError, msgspec.DecodeError):
-        return None
