@@ -36,7 +36,8 @@ from holdfast.observe.events.schema import SHOWN_MAX, LeftUnfinished
 from holdfast.trainer.opening.agent_session import AgentSession
 from holdfast.trainer.opening.opening import OpenRun
 from holdfast.trainer.save.drops import MAY_CONTINUE
-from holdfast.trainer.save.progress import SAVES_CONTINUE, STEPS_SHOWN_MAX, Progress
+from holdfast.trainer.save.failures import SAVES_CONTINUE, STEPS_SHOWN_MAX
+from holdfast.trainer.save.progress import Progress
 from holdfast.trainer.save.save_schedule import SaveSchedule
 
 CLOSE_SECS = 3600.0

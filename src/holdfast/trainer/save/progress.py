@@ -1,7 +1,4 @@
-"""Track the accepted saves that have not ended, and the failures that were not raised yet.
-
-A manager that warns of failed saves, instead of raising their failures, has them logged, each once.
-The calls that wait for all saves raise them if the last save is among them.
+"""Track the accepted saves that have not ended, and raise the failures of those that have.
 
 A save for RAM alone has ended for the training once it is sealed. Until all hosts together protect
 it, it may still be dropped, which is a failure as for any other save (`trainer.save.drops`). The
@@ -27,16 +24,11 @@ from holdfast import waits
 from holdfast.clock import Clock
 from holdfast.conditions import Condition
 from holdfast.engine.lifecycle.commit import NOTHING_SAVED
-from holdfast.errors import (
-    FencedError,
-    HoldfastError,
-    SaveFailedError,
-    StorageError,
-    WaitTimeoutError,
-)
+from holdfast.errors import FencedError, HoldfastError, StorageError, WaitTimeoutError
 from holdfast.format.names import AttemptId, CheckpointId
-from holdfast.host.wire.protocol import SKIPPED, WATCHED_MAX, Notice, PartTier, Sealed
-from holdfast.trainer.save.drops import MAY_CONTINUE, Drops
+from holdfast.host.wire.protocol import WATCHED_MAX, Notice, PartTier, Sealed
+from holdfast.trainer.save.drops import Drops
+from holdfast.trainer.save.failures import STEPS_SHOWN_MAX, Failures
 
 SEALED_MAX = 256
 """How many of the newest sealed saves for RAM alone are tracked: more than any host holds."""
@@ -51,10 +43,6 @@ PRESERVED_MAX = 64
 STOPPED_BY: dict[str, type[HoldfastError]] = {"fenced": FencedError, "lost": StorageError}
 """The errors of the notices that end all saving: another attempt, or a removed directory."""
 
-STEPS_SHOWN_MAX = 10
-SAVES_CONTINUE = f". {MAY_CONTINUE}later saves are attempted as usual"
-WARNED_MAX = 100
-"""Of how many saves that failed with a warning the errors are kept, until a later one is safe."""
 WATCH_SECS = 1.0
 LOG_SECS = 10.0
 """How often a wait logs what it waits for."""
@@ -106,14 +94,11 @@ class Progress:
 
     def __init__(self, clock: Clock, *, warns: bool = False) -> None:
         self._clock = clock
-        self._warns = warns
         self._drops = Drops()
+        self._failures = Failures(warns=warns)
         self._sealed: dict[CheckpointId, _Save] = {}
         self._changed = Condition()
         self._saves: dict[CheckpointId, _Save] = {}
-        self._failures: deque[HoldfastError] = deque()
-        self._warned: deque[SaveFailedError] = deque(maxlen=WARNED_MAX)
-        """Failures that were logged, in the order in which they came."""
         self._last = dict[bool, CheckpointId]()
         """The newest accepted save, and by True the newest one for the durable tier."""
         self._accepted_count = 0
@@ -123,9 +108,6 @@ class Progress:
         self.raised_at: int | None = None
         """The step that was saved by a call that then raised an earlier failure, until the call is
         repeated."""
-        self._has_failed = False
-        self._has_warned_skipped = False
-        self._has_warned_failure = False
         self._is_stopped = False
         self._committed: CheckpointId | None = None
         """The newest checkpoint that was reported as committed, until it is deleted."""
@@ -148,7 +130,7 @@ class Progress:
         # A drop becomes a failure as time passes, even if no agent answers.
         due_at_secs = self._drops.due_at_secs
         is_late = due_at_secs != math.inf and self._clock.monotonic() >= due_at_secs
-        return self._has_failed or is_late
+        return bool(self._failures) or is_late
 
     def accept(self, checkpoint: CheckpointId, *, durable: bool, by_step: bool) -> None:
         """Add an accepted save.
@@ -217,7 +199,7 @@ class Progress:
         with self._changed:
             save = self._remove(checkpoint)
             if save is not None:
-                self._has_warned_failure = False
+                self._failures.has_succeeded()
             self._changed.notify_all()
 
     def _remove(self, checkpoint: CheckpointId) -> _Save | None:
@@ -300,7 +282,7 @@ class Progress:
         with self._changed:
             save = self._remove(checkpoint)
             if save is not None:
-                self._log_drop(checkpoint, reason, save)
+                self._failures.log_drop(checkpoint, reason, is_by_step=save.is_by_step)
                 self._drops.add_drop(
                     checkpoint,
                     reason,
@@ -309,16 +291,6 @@ class Progress:
                     is_by_step=save.is_by_step,
                 )
             self._changed.notify_all()
-
-    def _log_drop(self, checkpoint: CheckpointId, reason: str, save: _Save) -> None:
-        """Log a dropped save; the first one that another rank skipped is a warning.
-
-        The rank that skipped it warns on its own host, and here `save` has returned True.
-        """
-        is_skipped = save.is_by_step and reason.endswith(SKIPPED)
-        level = logging.WARNING if is_skipped and not self._has_warned_skipped else logging.DEBUG
-        self._has_warned_skipped |= is_skipped
-        log.log(level, "step %d is not saved: %s", checkpoint.step, reason)
 
     def fail_save(self, checkpoint: CheckpointId, reason: str) -> None:
         """End a failed save; `raise_failure` reports it once. An unknown save is ignored."""
@@ -348,26 +320,9 @@ class Progress:
 
     def _fail_save(self, checkpoint: CheckpointId, reason: str, outcome: str, brief: str) -> None:
         with self._changed:
-            save = self._remove(checkpoint)
-            if save is not None:
-                message = f"save step {checkpoint.step}: {outcome}: {reason}"
-                if not reason.endswith(NOTHING_SAVED):
-                    message += SAVES_CONTINUE
-                self._add_failure(SaveFailedError(checkpoint.step, message))
-                # Storage may fail for hours: of failures that are raised only the first one since a
-                # success is a warning.
-                is_repeated = self._has_warned_failure and not self._warns
-                level = logging.DEBUG if is_repeated else logging.WARNING
-                self._has_warned_failure = True
-                log.log(level, "step %d %s: %s", checkpoint.step, brief, reason)
+            if self._remove(checkpoint) is not None:
+                self._failures.add_failed(checkpoint, reason, outcome, brief)
             self._changed.notify_all()
-
-    def _add_failure(self, error: SaveFailedError) -> None:
-        if self._warns:
-            self._warned.append(error)
-        else:
-            self._failures.append(error)
-            self._has_failed = True
 
     def fail_all(self, reason: str) -> None:
         """Fail every pending save as not confirmed: the agent is unreachable."""
@@ -381,9 +336,7 @@ class Progress:
     def report_error(self, error: HoldfastError) -> None:
         """Queue an error unrelated to a save; ignore a duplicate of a queued one."""
         with self._changed:
-            if str(error) not in map(str, self._failures):
-                self._failures.append(error)
-            self._has_failed = True
+            self._failures.add_once(error)
 
     def stop_saving(self, error: HoldfastError) -> None:
         """End all saving with `error`, which is raised once; waits for accepted saves end.
@@ -398,8 +351,8 @@ class Progress:
             self._drops.remove_all()
             self._unpreserved.clear()
             if is_news:
-                self._is_stopped = self._has_failed = True
-                self._failures.append(error)
+                self._is_stopped = True
+                self._failures.add(error)
             self._changed.notify_all()
 
     @contextlib.contextmanager
@@ -426,10 +379,8 @@ class Progress:
             now_secs, error = self._clock.monotonic(), None
             if now_secs >= self._drops.due_at_secs:
                 error = self._drops.take_failure(now_secs, self._in_progress(), is_final=False)
-            if error is not None and self._warns:
-                log.warning("%s", error)
-                self._add_failure(error)
-                error = None
+            if error is not None:
+                error = self._failures.add_dropped(error)
         is_saved = False
         try:
             yield
@@ -457,14 +408,7 @@ class Progress:
             return
         with self._changed:
             if self._failures:
-                error = self._failures[0]
-                if isinstance(error, SaveFailedError):
-                    failed = [each for each in self._failures if isinstance(each, SaveFailedError)]
-                    others = [each for each in self._failures if each not in failed]
-                    self._failures, error = deque(others), _together(failed)
-                else:
-                    self._failures.popleft()
-                self._has_failed = bool(self._failures)
+                error = self._failures.take()
                 if saved_step is not None:
                     self.raised_at = saved_step
                 raise error
@@ -486,11 +430,7 @@ class Progress:
             self.drop(checkpoint, f"{reason}: {missing}" if missing else reason)
         with self._changed:
             dropped = self._drops.take_failure(self._clock.monotonic(), {}, is_final=True)
-            if dropped is not None:
-                self._add_failure(dropped)
-            if not self._is_last_safe():
-                self._failures.extend(self._warned)
-            self._warned.clear()
+            self._failures.end(dropped, is_last_safe=self._is_last_safe())
         self.raise_failure()
 
     def _is_last_safe(self) -> bool:
@@ -683,19 +623,3 @@ class Progress:
             secs = min(PRESERVED_SECS, left_secs())
             waits.wait_for(self._changed, lambda: not self._unpreserved, secs)
         self._raise_at_end(left_secs(), watch)
-
-
-def _together(failed: list[SaveFailedError]) -> SaveFailedError:
-    """Return one error for all failed saves, with the reasons of the first and the last one."""
-    if len(failed) == 1:
-        return failed[0]
-    failed.sort(key=lambda error: error.step)
-    steps = tuple(sorted({step for error in failed for step in error.steps}))
-    shown = ", ".join(map(str, steps[:STEPS_SHOWN_MAX]))
-    more = f" and {len(steps) - STEPS_SHOWN_MAX} more" if len(steps) > STEPS_SHOWN_MAX else ""
-    message = (
-        f"save steps {shown}{more}: {len(steps)} checkpoints were not made or are not "
-        f"confirmed. The first: "
-        f"{failed[0]}. The last: {failed[-1]}"
-    )
-    return SaveFailedError(steps[0], message, steps)
