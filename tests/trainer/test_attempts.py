@@ -137,7 +137,7 @@ def test_an_attempt_that_another_host_has_overtaken_deletes_nothing_and_waits_fo
     with pytest.raises(errors.FencedError, match="attempt 2 has taken the run over"):
         first.wait_until_finished(30)
     session = first._session
-    wait_until(lambda: not session._watcher.is_alive())
+    wait_until(lambda: not session._watch.is_alive())
     first.close()
     assert session.sockets() == []
     assert not manifest_path(run, 1).exists()

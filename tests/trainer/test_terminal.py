@@ -12,7 +12,7 @@ import pytest
 from holdfast import RemoteTier
 from holdfast.host.wire.control_block import create_cells
 from holdfast.host.wire.protocol import Detach, Detached
-from holdfast.trainer.opening.agent_session import AgentPlace
+from holdfast.trainer.opening.agent_place import AgentPlace
 from holdfast.trainer.process.terminal import opening_text, staying_text
 from tests import prepared
 from tests.attempts import attempt_id

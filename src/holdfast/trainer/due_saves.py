@@ -24,7 +24,7 @@ from holdfast.host.wire import protocol
 from holdfast.policy.loss_guard import LossGuard
 from holdfast.trainer import arguments
 from holdfast.trainer.last_states import LastState
-from holdfast.trainer.opening.agent_session import AgentPlace
+from holdfast.trainer.opening.agent_place import AgentPlace
 from holdfast.trainer.opening.proof import ProofLink
 from holdfast.trainer.planning import Planner, Taking
 from holdfast.trainer.position import Position

@@ -15,9 +15,7 @@ import contextlib
 import logging
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from datetime import datetime
-from pathlib import Path
+from dataclasses import replace
 from typing import TypeVar
 
 import msgspec
@@ -26,158 +24,35 @@ from holdfast.clock import Clock
 from holdfast.engine.lifecycle.newest import NewestListing
 from holdfast.errors import (
     AgentUnavailableError,
-    FencedError,
     HoldfastError,
     StepNotFoundError,
     StorageError,
     WaitInterruptedError,
 )
-from holdfast.format.names import AttemptId, CheckpointId
+from holdfast.format.names import CheckpointId
 from holdfast.host.tiers.opening_listing import listing_in
 from holdfast.host.tiers.ram_place import kept_text, whole_in
 from holdfast.host.wire import protocol
-from holdfast.host.wire.agent_directory import WORDS
 from holdfast.host.wire.client import AgentClient
 from holdfast.host.wire.config import AgentConfig
-from holdfast.host.wire.control_block import (
-    ATTEMPT,
-    ControlBlock,
-    WaitCells,
-    blocked_before_cell,
-    blocked_cell,
-    blocked_step_cell,
-    call_cell,
-    copy_seat,
-    cost_cell,
-    first_step_cell,
-    first_time_cell,
-    notice_cell,
-    step_cell,
-    step_time_cell,
-    wait_cells,
-)
+from holdfast.host.wire.control_block import ATTEMPT, copy_seat
 from holdfast.host.wire.launch import ensure_agent, opening_secs
 from holdfast.local_agent.client import AgentGoneError, AgentSilentError
 from holdfast.local_agent.launch import START_SECS
 from holdfast.observe.events.schema import TrainerEvent
 from holdfast.store.durable import RunHome
+from holdfast.trainer.opening.agent_connections import CLOSED, AgentConnections
+from holdfast.trainer.opening.agent_place import AgentPlace, place_of
+from holdfast.trainer.opening.agent_watch import AgentWatch, WatchCallbacks
 
 TRIES_MAX = 5
-WATCH_CALL_SECS = 60.0
-RETRY_SECS = 1.0
-"""The pause of the watcher between two attempts to reach an agent."""
 SILENT_SECS = 2.0
 """How long an agent that was silent when it was last called is given to answer.
 
 It reads each request when it continues, also one whose answer nobody waits for.
 """
-JOIN_SECS = 0.02
-"""How long `close` waits for the watcher before it interrupts the watcher's request once more."""
-
-CLOSED = "the manager is closed"
-
 log = logging.getLogger(__name__)
 Answer = TypeVar("Answer", bound=msgspec.Struct)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AgentPlace:
-    """The seat and the folder that the agent assigned to this trainer."""
-
-    folder: Path
-    control: ControlBlock
-    attempt: AttemptId
-    origin: CheckpointId | None
-    seat: int
-    ram_folder: Path | None
-    cursor: int
-    """The position of the first notice that concerns this trainer's group."""
-
-    # Computed once, because the training thread reads them at every step.
-    number: int = field(init=False)
-    """The number of the attempt, which the control block's cell has."""
-    step_cell: int = field(init=False)
-    """The control block's cell for the step that this trainer has published."""
-    step_time_cell: int = field(init=False)
-    """The cell for the time at which it was published."""
-    notice_cell: int = field(init=False)
-    """The cell that is 1 once this trainer has received a preemption signal."""
-    cost_cell: int = field(init=False)
-    """The cell for the cost of a checkpoint, in nanoseconds."""
-    waits: WaitCells = field(init=False)
-    """The cells for the waits of the training."""
-    blocked_cell: int = field(init=False)
-    """The cell for the time for which saves have blocked the training."""
-    blocked_before_cell: int = field(init=False)
-    """The cell for that time before the step in the next one."""
-    blocked_step_cell: int = field(init=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "number", self.attempt.number)
-        object.__setattr__(self, "step_cell", step_cell(self.seat))
-        object.__setattr__(self, "step_time_cell", step_time_cell(self.seat))
-        object.__setattr__(self, "notice_cell", notice_cell(self.seat))
-        object.__setattr__(self, "cost_cell", cost_cell(self.seat))
-        object.__setattr__(self, "waits", wait_cells(self.seat))
-        object.__setattr__(self, "blocked_cell", blocked_cell(self.seat))
-        object.__setattr__(self, "blocked_before_cell", blocked_before_cell(self.seat))
-        object.__setattr__(self, "blocked_step_cell", blocked_step_cell(self.seat))
-
-    def publish_first_step(self, step: int, time: datetime) -> None:
-        """Publish the first step after opening or resuming."""
-        cells = self.control.cells
-        cells[first_time_cell(self.seat)] = int(time.timestamp() * 1e6)
-        cells[first_step_cell(self.seat)] = step
-
-    def publish_call(self, since_ns: int) -> int:
-        """Publish since when a call of the manager waits, 0: none does; return what was there."""
-        cells, cell = self.control.cells, call_cell(self.seat)
-        before, cells[cell] = cells[cell], since_ns
-        return before
-
-    def announce_preemption(self) -> None:
-        """Publish that this trainer has a notice of a preemption."""
-        # The memory is released where the manager was abandoned in the middle of its end. No agent
-        # reads it then, and an error would end the training loop.
-        with contextlib.suppress(ValueError):
-            self.control.cells[self.notice_cell] = 1
-
-    def begin_blocked(self) -> None:
-        """Publish that what is added to the blocked time from now on is after the present step."""
-        cells, step = self.control.cells, self.control.cells[self.step_cell]
-        if cells[self.blocked_step_cell] != step:
-            cells[self.blocked_before_cell] = cells[self.blocked_cell]
-            cells[self.blocked_step_cell] = step
-
-    def add_blocked(self, secs: float) -> None:
-        """Add a time for which a save has blocked the training thread."""
-        self.control.cells[self.blocked_cell] += int(secs * 1e9)
-
-    def begin_wait(self, reason: int, now_secs: float) -> None:
-        """Publish that the training waits since `now_secs`, for a reason of `WAIT_REASONS`."""
-        cells, waits = self.control.cells, self.waits
-        self._keep_waits()
-        cells[waits.reason] = reason
-        cells[waits.since] = int(now_secs * 1e9)
-
-    def end_wait(self, reason: int, secs: float) -> None:
-        """Publish that the training waits no more, and add the duration of the wait."""
-        cells, waits = self.control.cells, self.waits
-        cells[waits.since] = 0
-        cells[waits.ended.start + reason] += int(secs * 1e9)
-
-    def add_wait(self, reason: int, secs: float) -> None:
-        """Publish a wait that has ended after the present step."""
-        self._keep_waits()
-        self.control.cells[self.waits.ended.start + reason] += int(secs * 1e9)
-
-    def _keep_waits(self) -> None:
-        """Keep the durations of the waits until the present step, before one after it is added."""
-        cells, waits = self.control.cells, self.waits
-        step = cells[self.step_cell]
-        if cells[waits.step] != step:
-            cells[waits.before] = cells[waits.ended]
-            cells[waits.step] = step
 
 
 class AgentSession:
@@ -208,15 +83,11 @@ class AgentSession:
         self._home = home
         self._attach = attach
         self._clock = clock
-        self._pending: Callable[[], tuple[CheckpointId, ...]] = tuple
-        self._on_notice: Callable[[protocol.Notice], None] = lambda notice: None
         self._on_return: Callable[[], None] = lambda: None
         self._lock = threading.RLock()
-        self._clients = threading.local()
-        self._all_clients: list[AgentClient] = []
+        self._connections = AgentConnections()
+        self._watch: AgentWatch | None = None
         self._is_closed = False
-        self._has_ended = False
-        """Whether all connections are closed for good."""
         self._generation = 0
         self._is_return_due = False
         self._branching: protocol.Branch | None = None
@@ -225,20 +96,26 @@ class AgentSession:
         """Why no agent could be joined after the last one had ended; None once one was."""
         self._is_silent = False
         """Whether the agent's process lived and did not answer when it was last called."""
-        self._warned_text = ""
-        """The last warning that no agent can be reached. Owned by the watcher's thread."""
-        self._watch_client: AgentClient | None = None
         self.left: protocol.Detached | None = None
         """What stays on this host after `close`; None if the agent did not answer."""
         self.error: BaseException | None = None
         """What has left the manager's `with` block, and so ends the training."""
         self.place = self._join(opening_secs(self._config))
-        self._watcher = threading.Thread(target=self._watch, name="holdfast-watch", daemon=True)
 
     @property
     def is_closed(self) -> bool:
         """Whether `close` was called; an interrupted call counts."""
         return self._is_closed
+
+    @property
+    def generation(self) -> int:
+        """How many agents were joined before this one."""
+        return self._generation
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether no agent could be joined after the last one had ended."""
+        return self._lost is not None
 
     @property
     def is_current(self) -> bool:
@@ -278,8 +155,9 @@ class AgentSession:
             on_notice: Called on the watcher's thread with each notice.
             on_return: Called after a new agent was joined, to report the saves in progress.
         """
-        self._pending, self._on_notice, self._on_return = pending, on_notice, on_return
-        self._watcher.start()
+        self._on_return = on_return
+        self._watch = AgentWatch(self, WatchCallbacks(pending, on_notice), self._home, self._clock)
+        self._watch.start()
 
     def call(self, name: str, message: msgspec.Struct, kind: type[Answer]) -> Answer:
         """Call the agent; if it has ended, start and join another and call that one.
@@ -303,11 +181,15 @@ class AgentSession:
                     return self._client().call(name, message, kind)
                 except AgentGoneError as error:
                     gone = last_error = error
-            self._rejoin(generation, gone)
+            self.rejoin(generation, gone)
         raise AgentUnavailableError(
             f"call the agent of {self._config.run}: {TRIES_MAX} agents ended in a row "
             f"({last_error}); see the log in {self._config.run}/events"
         )
+
+    def note_answer(self) -> None:
+        """Record that the agent has answered the watcher."""
+        self._is_silent = False
 
     def _check_silence(self) -> None:
         """Check that an agent that was silent answers again, in less time than a call waits.
@@ -435,39 +317,21 @@ class AgentSession:
         with contextlib.suppress(AgentGoneError, HoldfastError):
             client = self._client()
             if self._is_silent:
-                client = AgentClient(self.place.folder, SILENT_SECS)
-                self._all_clients.append(client)
+                client = self._connections.add(AgentClient(self.place.folder, SILENT_SECS))
             self.left = client.call("detach", detach, protocol.Detached)
-        # The watcher may be about to send another request, so it is interrupted until it has ended.
-        # If it is starting another agent, it ends after at most `launch.START_SECS`.
-        while self._watcher.is_alive():
-            if self._watch_client is not None:
-                self._watch_client.abort()
-            self._watcher.join(JOIN_SECS)
+        if self._watch is not None:
+            self._watch.end()
         # A save that was abandoned because storage hangs may call again: it opens no connection.
-        self._has_ended = True
-        for client in list(self._all_clients):
-            client.end()
+        self._connections.end()
         self.place.control.close()
 
     def sockets(self) -> list[int]:
         """Return the descriptors of the connections to the agent."""
-        clients = [*self._all_clients, *([self._watch_client] if self._watch_client else [])]
-        descriptors = (client.fileno() for client in clients)
-        return [fd for fd in descriptors if fd is not None]
+        watch = self._watch.descriptors() if self._watch is not None else []
+        return [*self._connections.descriptors(), *watch]
 
     def _client(self) -> AgentClient:
-        if self._has_ended:
-            raise AgentUnavailableError(CLOSED)
-        current: tuple[int, AgentClient] | None = getattr(self._clients, "known", None)
-        if current is None or current[0] != self._generation:
-            if current is not None and current[1] in self._all_clients:
-                current[1].close()
-                self._all_clients.remove(current[1])
-            current = (self._generation, AgentClient(self.place.folder))
-            self._clients.known = current
-            self._all_clients.append(current[1])
-        return current[1]
+        return self._connections.of_thread(self.place.folder, self._generation)
 
     def _rejoining(self) -> protocol.Attach:
         place = self.place
@@ -491,7 +355,7 @@ class AgentSession:
                 attached = client.call("attach", self._attach, protocol.Attached)
                 for warning in attached.warnings:
                     log.warning("%s: %s", self._config.run, warning)
-                return _place(folder, attached)
+                return place_of(folder, attached)
             except (AgentGoneError, FileNotFoundError) as error:
                 # The agent ended between its answer and the call: start the next one.
                 last_error = error
@@ -499,7 +363,17 @@ class AgentSession:
                 client.close()
         raise AgentUnavailableError(f"join the agent in {folder}: {last_error}")
 
-    def _rejoin(self, generation: int, gone: AgentGoneError | None) -> None:
+    def rejoin(self, generation: int, gone: AgentGoneError | None) -> None:
+        """Join another agent, unless another thread has done so meanwhile.
+
+        Args:
+            generation: `generation` at the call that has failed.
+            gone: Its error.
+
+        Raises:
+            AgentUnavailableError: None can be joined, or this one lives and does not answer.
+            HoldfastError: It refuses the trainer.
+        """
         asked_at = self._clock.monotonic()
         with self._lock:
             if self._is_closed:
@@ -549,72 +423,6 @@ class AgentSession:
         )
         return self.place
 
-    def _watch(self) -> None:
-        try:
-            self._follow_notices()
-        finally:
-            if self._watch_client is not None:
-                self._watch_client.close()
-
-    def _follow_notices(self) -> None:
-        cursor, generation = 0, -1
-        while not self._is_closed:
-            if self._lost is not None:
-                if not self._recover(self._generation, None):
-                    return
-                continue
-            if generation != self._generation:
-                cursor, generation = self.place.cursor, self._generation
-                if self._watch_client is not None:
-                    self._watch_client.close()
-                self._watch_client = AgentClient(self.place.folder, WATCH_CALL_SECS)
-            request = protocol.Watch(
-                group=self._attach.group,
-                rank=self._attach.rank,
-                cursor=cursor,
-                pending=self._pending(),
-            )
-            try:
-                assert self._watch_client is not None
-                answer = self._watch_client.call("watch", request, protocol.Notices)
-            except (AgentGoneError, AgentUnavailableError) as error:
-                gone = error if isinstance(error, AgentGoneError) else AgentGoneError(str(error))
-                if not self._is_closed and not self._recover(generation, gone):
-                    return
-                continue
-            self._is_silent, self._warned_text = False, ""
-            cursor = answer.cursor
-            for notice in answer.notices:
-                if notice.kind == "lost":
-                    # No other agent is started for a run that is gone.
-                    self._home.note_gone(notice.reason)
-                self._on_notice(notice)
-                if notice.kind == "fenced" and notice.data == self._attach.group:
-                    # The agent leaves soon, and no other one may be started for this group.
-                    return
-            for unknown in answer.unknown:
-                self._on_notice(protocol.Notice(kind="unknown", id=unknown))
-
-    def _recover(self, generation: int, gone: AgentGoneError | None) -> bool:
-        try:
-            self._rejoin(generation, gone)
-        except FencedError as error:
-            notice = protocol.Notice(kind="fenced", reason=str(error), data=self._attach.group)
-            self._on_notice(notice)
-            return False
-        except HoldfastError as error:
-            if self._is_closed:
-                return False
-            level = logging.DEBUG if str(error) == self._warned_text else logging.WARNING
-            self._warned_text = str(error)
-            log.log(level, "%s", error)
-            if self._home.is_gone():
-                self._on_notice(protocol.Notice(kind="lost", reason=str(error)))
-                return False
-            self._on_notice(protocol.Notice(kind="unavailable", reason=str(error)))
-            self._clock.sleep(RETRY_SECS)
-        return True
-
     def _left_text(self) -> str:
         """Return what an agent that was killed left in RAM of a run whose directory is gone."""
         if self.place.ram_folder is not None and self._home.is_gone():
@@ -622,15 +430,3 @@ class AgentSession:
                 left = whole_in(self.place.ram_folder, self._clock)
                 return f". {kept_text(self.place.folder, left)}" if left else ""
         return ""
-
-
-def _place(folder: Path, attached: protocol.Attached) -> AgentPlace:
-    return AgentPlace(
-        folder=folder,
-        control=ControlBlock(folder / WORDS),
-        attempt=attached.attempt,
-        origin=attached.origin,
-        seat=attached.seat,
-        ram_folder=Path(attached.ram_folder) if attached.ram_folder else None,
-        cursor=attached.cursor,
-    )

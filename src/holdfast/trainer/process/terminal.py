@@ -21,7 +21,7 @@ from holdfast.environment import LOG_VARIABLE
 from holdfast.host.wire.protocol import Detached
 from holdfast.quantities import secs_text, size_text
 from holdfast.store.location import RunLocation
-from holdfast.trainer.opening.agent_session import AgentPlace
+from holdfast.trainer.opening.agent_place import AgentPlace
 from holdfast.trainer.options import RemoteTier
 from holdfast.trainer.restore.restoring import RestoreReport
 

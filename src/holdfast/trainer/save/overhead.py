@@ -15,7 +15,7 @@ from collections import deque
 
 from holdfast.policy.save_evaluation import has_budget
 from holdfast.policy.step_cost import StepCost
-from holdfast.trainer.opening.agent_session import AgentPlace
+from holdfast.trainer.opening.agent_place import AgentPlace
 from holdfast.trainer.options import Options
 from holdfast.trainer.save.progress import Progress, Reach, SavesInFlight
 
