@@ -17,6 +17,7 @@ from holdfast.coordination.node import Node, Ready
 from holdfast.coordination.node_view import NodeView
 from holdfast.coordination.turn import AgentIdentity
 from holdfast.format.names import NO_ATTEMPT, AttemptId, CheckpointId
+from tests.coordination.storage import STORING
 
 if TYPE_CHECKING:
     from tests.coordination.trainer import Trainer
@@ -78,7 +79,7 @@ class Host:
     backlog: list[tuple[int, fa.Input]] = field(default_factory=list)
     given_up: list[ef.GivenUp] = field(default_factory=list)
     outages: list[ef.Effect] = field(default_factory=list)
-    awaited: list[ef.LeaseAwaited] = field(default_factory=list)
+    awaited: list[ef.LeaseAwaited | ef.StoringGivenUp] = field(default_factory=list)
     mirror_job: tuple[CheckpointId, int] | None = None
     """The checkpoint and the round whose parts this host writes to the remote tier."""
 
@@ -348,8 +349,10 @@ class Host:
                 world.at(world.storage_secs(), self._write_lease, self.life, effect)
             case ef.ReadLease():
                 world.at(world.storage_secs(), self._read_lease, self.life, effect)
-            case ef.LeaseAwaited():
+            case ef.LeaseAwaited() | ef.StoringGivenUp():
                 self.awaited.append(effect)
+                if not isinstance(effect, ef.LeaseAwaited) or effect.is_storing:
+                    world.oracle.count(type(effect).__name__)
             case ef.GivenUp():
                 self.given_up.append(effect)
                 world.oracle.given_up(effect)
@@ -477,7 +480,7 @@ class Host:
         world = self.world
         if world.rng.random() >= world.storage_failures:
             if isinstance(effect, ef.RenewLease):
-                stamp = f"{effect.incarnation}.{effect.counter}"
+                stamp = f"{effect.incarnation}.{effect.counter}{STORING * effect.is_storing}"
                 world.storage.write_lease(effect.attempt, self.known_as, stamp, world.now)
             else:
                 world.storage.leases.pop(effect.attempt.number, None)

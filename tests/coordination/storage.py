@@ -12,6 +12,8 @@ from holdfast.format.records import AttemptRecord
 from holdfast.format.timeline import last_steps
 
 EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
+STORING = " storing"
+"""The end of what a lease has while its attempt, which has ended, is being stored."""
 
 
 @dataclass
@@ -59,7 +61,14 @@ class Storage:
         if attempt.number not in self.leases:
             return None
         host, stamp, written_at = self.leases[attempt.number]
-        return LeaseSeen(host=host, pid=1, user="u", stamp=stamp, age_secs=now - written_at)
+        return LeaseSeen(
+            host=host,
+            pid=1,
+            user="u",
+            stamp=stamp,
+            age_secs=now - written_at,
+            is_storing=stamp.endswith(STORING),
+        )
 
     def write_lease(self, attempt: AttemptId, host: str, stamp: str, now: float) -> None:
         if self.is_over(now).get(attempt):

@@ -7,11 +7,17 @@ from copy import deepcopy
 
 import pytest
 
-from holdfast.coordination.effects import BeginAttempt, Effect, ListDurable
+from holdfast.coordination.effects import (
+    BeginAttempt,
+    Effect,
+    LeaseAwaited,
+    ListDurable,
+    StoringGivenUp,
+)
 from holdfast.coordination.follower.rank_group import RankGroup
 from holdfast.coordination.inputs import DurableListed, ListingFailed, Published
 from holdfast.coordination.messages import CheckpointStatus, TargetKind
-from holdfast.coordination.settings import LEASE_SECS, TRIES_MAX, Settings
+from holdfast.coordination.settings import LEASE_SECS, STORING_SECS, TRIES_MAX, Settings
 from holdfast.coordination.start.bootstrap import Bootstrap
 from holdfast.coordination.start.restart_point import UNKNOWN_REASON
 from holdfast.coordination.turn import AgentIdentity, Turn
@@ -23,6 +29,8 @@ from tests.coordination.world import World
 
 FAST_SECS = 10.0
 """A start that waits for no lease takes less."""
+SLOW_SECS = 10.0
+"""How long slow storage takes for a request at most."""
 
 
 def test_of_two_starts_at_once_one_wins_and_the_other_is_told_that_the_run_is_busy() -> None:
@@ -298,6 +306,55 @@ def test_an_attempt_that_has_left_is_followed_at_once_on_any_host() -> None:
     running(world, ["h0001"])
     assert world.now - began_at < FAST_SECS
     assert not world.hosts["h0001"].awaited
+
+
+def left_to_store(*, is_refused: bool = False) -> tuple[World, CheckpointId]:
+    """A host that cannot be asked, whose trainers were killed, and what it has yet to store."""
+    world = make(2)
+    cut_off(world, "h0000")
+    first = running(world, ["h0000"])
+    world.run(world.now + 7)
+    world.storage_slow_secs, world.are_writes_refused = SLOW_SECS, is_refused
+    world.wish("h0000", TargetKind.DURABLE)
+    until(world, lambda: reached(world, CheckpointStatus.COMPLETE))
+    first.kill()
+    (checkpoint,) = world.hosts["h0000"].ram
+    assert checkpoint not in world.storage.manifests
+    return world, checkpoint
+
+
+def test_a_start_waits_for_an_agent_elsewhere_that_stores_what_its_trainers_left() -> None:
+    world, checkpoint = left_to_store()
+    running(world, ["h0001"])
+    assert world.storage.attempts[2].origin == checkpoint
+    (told,) = world.hosts["h0001"].awaited
+    assert (told.host, told.is_storing, told.secs) == ("h0000", True, STORING_SECS)
+
+
+def test_a_start_waits_in_bounds_for_an_agent_that_cannot_store() -> None:
+    world, _ = left_to_store(is_refused=True)
+    # What is protected on a host that cannot be reached is lost.
+    world.is_calm = False
+    began_at = world.now
+    job = world.start_job(["h0001"])
+    assert world.run(world.now + STORING_SECS + 10 * SLOW_SECS, lambda: job.is_running)
+    assert world.now - began_at >= STORING_SECS
+    assert world.storage.attempts[2].origin is None
+    awaited, given_up = world.hosts["h0001"].awaited
+    assert isinstance(awaited, LeaseAwaited)
+    assert isinstance(given_up, StoringGivenUp)
+
+
+def test_a_start_waits_no_longer_than_a_lease_for_an_agent_that_dies_while_it_stores() -> None:
+    world, _ = left_to_store(is_refused=True)
+    world.run(world.now + SLOW_SECS)
+    world.hosts["h0000"].crash()
+    world.are_writes_refused, world.storage_slow_secs = False, 0.05
+    began_at = world.now
+    running(world, ["h0001"])
+    # A renewal may have been under way.
+    assert world.now - began_at < SLOW_SECS + LEASE_SECS + FAST_SECS < STORING_SECS
+    assert not any(isinstance(told, StoringGivenUp) for told in world.hosts["h0001"].awaited)
 
 
 @pytest.mark.parametrize("is_agent_killed", [False, True])

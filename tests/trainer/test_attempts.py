@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import signal
 import threading
@@ -32,7 +33,9 @@ from holdfast.store.disk import DiskStore
 from tests.attempts import attempt_id
 from tests.hosts import Host, await_events, events, finished, host, is_running, wait_until
 from tests.manifests import folders, manifest_path
+from tests.store.places import mounted
 from tests.trainer.job import lose
+from tests.trust.failing_rig import fill_up
 
 TRAINER = Path(__file__).with_name("trainer.py")
 EVERY_STEP = save_decision_policy.FixedIntervalPolicy(1)
@@ -545,6 +548,35 @@ def test_a_start_on_another_host_is_refused_while_the_first_trains_and_goes_on_o
     committed = lambda: [e["step"] for e in events(run, "committed") if e["attempt"] == 1]  # noqa: E731
     wait_until(lambda: max(committed()) == origin)
     waiting.kill()
+
+
+def test_a_start_on_another_host_waits_for_what_the_first_ones_agent_has_yet_to_store(
+    one_host: Host, two_hosts: list[Host], tmp_path: Path
+) -> None:
+    options = {"sleep": 0.01, "interval": 10**6, "ram": {"every": 1, "linger_secs": 60}}
+    with mounted("tmpfs", tmp_path / "disk", "size=8m") as disk:
+        run, other = disk / "run", two_hosts[1]
+        first = one_host.start(TRAINER, run, 100000, json.dumps(options), stem="numpy")
+        wait_until(lambda: events(run, "committed"))
+        filler = fill_up(disk)
+        # Room for all but a part.
+        os.truncate(filler, filler.stat().st_size - 500_000)
+        wait_until(lambda: max(held.step for held in one_host.agent().held) > 10)
+        first.kill()
+        wait_until(lambda: not one_host.agent().trainers)
+        newest = max(held.step for held in one_host.agent().held)
+        second = other.start(TRAINER, run, 100000, json.dumps(options), stem="numpy")
+        waits = "attempt 1 of host host-a has ended, and its agent, which cannot be asked, still"
+        log = run / "events" / "agent-host-b.log"
+        wait_until(lambda: log.exists() and waits in log.read_text())
+        filler.unlink()
+        assert json.loads(second.stdout.readline())["start"] == newest + 1
+        second.kill()
+        # No lease is left once all is stored.
+        (lease,) = [json.loads(path.read_text()) for path in run.glob("leases/*.json")]
+        assert lease["host"] == "host-b"
+        for each in (one_host, other):
+            each.end()
 
 
 @pytest.mark.soak

@@ -202,7 +202,7 @@ def _check_not_its_remote_tier(run: ReadableRun, agent: protocol.AgentStatus) ->
 def _check_not_live(run: ReadableRun, store: DurableStore) -> None:
     newest = newest_number(store)
     seen = Leases(store.fleeting, run.run_id).read(newest) if newest else None
-    if seen is not None and seen.age_secs < LEASE_SECS:
+    if seen is not None and seen.age_secs < LEASE_SECS and not seen.is_storing:
         raise RunBusyError(
             f"remove checkpoints of {run.location}: attempt {newest} is live on host {seen.host}; "
             "call this there, or stop it first. If it was killed, this works in "

@@ -214,11 +214,15 @@ class BeginAttempt:
 
 @dataclass(frozen=True, slots=True)
 class RenewLease:
-    """Write the attempt's lease; the counter makes each one's content new: `LeaseWritten`."""
+    """Write the attempt's lease; the counter makes each one's content new: `LeaseWritten`.
+
+    `is_storing`: its trainers have ended, and what they have left is being stored.
+    """
 
     attempt: AttemptId
     incarnation: int
     counter: int
+    is_storing: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,11 +241,23 @@ class ReadLease:
 
 @dataclass(frozen=True, slots=True)
 class LeaseAwaited:
-    """Log that a start waits at most `secs` to find out whether the attempt of `host` lives."""
+    """Log that a start waits at most `secs` to find out whether the attempt of `host` lives.
+
+    `is_storing`: it has ended, and the start waits until `host` has stored its checkpoints.
+    """
 
     attempt: AttemptId
     host: str
     secs: float
+    is_storing: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StoringGivenUp:
+    """Log that a start waits no more for `host`, which still stores what the attempt has left."""
+
+    attempt: AttemptId
+    host: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -337,6 +353,7 @@ Effect = (
     | ReleaseLease
     | ReadLease
     | LeaseAwaited
+    | StoringGivenUp
     | GivenUp
     | HostSilent
     | HostHeard

@@ -388,6 +388,7 @@ class LeaseSeen:
         host, pid, user: the trainer that the lease is for, and the user of its agent.
         stamp: a value that each renewal changes.
         age_secs: the time since the last renewal, by the clock of the file system alone.
+        is_storing: the trainers have ended, and their agent stores what they have left.
     """
 
     host: str
@@ -395,6 +396,7 @@ class LeaseSeen:
     user: str
     stamp: str
     age_secs: float
+    is_storing: bool = False
 
     @property
     def holder(self) -> str:

@@ -93,7 +93,8 @@ class Node:
         for _ in range(INNER_MAX):
             self._work(turn)
             if not turn.inner:
-                self._lease.work(turn, self._living_attempt())
+                attempt, is_storing = self._leased_attempt()
+                self._lease.work(turn, attempt, is_storing=is_storing)
                 return Ready(turn.effects, self._next_at_secs(now_secs), self._record())
             while turn.inner:
                 receive(self.roles, turn, self._identity.host, turn.inner.popleft())
@@ -306,13 +307,20 @@ class Node:
         elif turn.now_secs >= bootstrap.group.since_secs + self._identity.settings.joining_secs:
             follower.start_waits_for = bootstrap.waits_for(turn.now_secs)
 
-    def _living_attempt(self) -> AttemptId:
-        """Return the attempt that this host leads as rank 0's; none if its trainers are gone."""
+    def _leased_attempt(self) -> tuple[AttemptId, bool]:
+        """Return the attempt whose lease to renew, and whether its trainers have ended.
+
+        It is the one that this host leads as rank 0's, while its trainers live, and while what they
+        have left is being stored.
+        """
         leader, group = self.roles.leader, self.roles.follower.group
-        if leader is None or group is None or not leader.leadership.is_first or leader.is_broken:
-            return NO_ATTEMPT
-        is_living = group.token == leader.leadership.group and group.is_living
-        return leader.leadership.attempt if is_living else NO_ATTEMPT
+        if leader is None or not leader.leadership.is_first:
+            return NO_ATTEMPT, False
+        is_own = group is not None and group.token == leader.leadership.group
+        is_living = is_own and group is not None and group.is_living and not leader.is_broken
+        is_storing = not is_living and not leader.durability.is_settled
+        attempt = leader.leadership.attempt if is_living or is_storing else NO_ATTEMPT
+        return attempt, is_storing
 
     def _is_wanted(self, bootstrap: Bootstrap) -> bool:
         if bootstrap.branch_from:

@@ -44,6 +44,9 @@ LEASE_RENEW_SECS = 5.0
 LEASE_SECS = 30.0
 """The age at which a lease has expired: its host counts as lost."""
 
+STORING_SECS = 60.0
+"""How long a start waits for an agent elsewhere that stores what its dead trainers have left."""
+
 LEASE_READ_SECS = 1.0
 """How often a start reads the lease whose expiry it waits for."""
 
@@ -121,7 +124,7 @@ class Settings:
 
         This is longer than the sum of a start's waits: reports, an answer, a lease, and storage.
         """
-        return 150 * self.heartbeat_secs + LEASE_SECS
+        return 150 * self.heartbeat_secs + LEASE_SECS + STORING_SECS
 
     @property
     def probe_secs(self) -> float:

@@ -326,12 +326,20 @@ class Agent:
             case effects.MirrorCommit():
                 self._mirror_worker.commit(effect)
             case effects.LeaseAwaited():
+                text = (
+                    "attempt %s of host %s has ended, and its agent, which cannot be asked, still "
+                    "stores its checkpoints: waiting at most %.0f s for that"
+                    if effect.is_storing
+                    else "attempt %s of host %s may be live, and its agent cannot be asked: "
+                    "waiting at most %.0f s for its lease to expire"
+                )
+                log.warning(text, effect.attempt, effect.host, effect.secs)
+            case effects.StoringGivenUp():
                 log.warning(
-                    "attempt %s of host %s may be live, and its agent cannot be asked: waiting at "
-                    "most %.0f s for its lease to expire",
-                    effect.attempt,
+                    "the agent of host %s still stores checkpoints of attempt %s: those that are "
+                    "not stored by now are abandoned",
                     effect.host,
-                    effect.secs,
+                    effect.attempt,
                 )
             case _:
                 self._report(effect)

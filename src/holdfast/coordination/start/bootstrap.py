@@ -14,7 +14,8 @@ Invariants:
   takeover was requested; it then gets a number above theirs.
 - No checkpoint is chosen before the hosts of all ranks have reported: the attempt cannot train
   without them, and each may hold parts that no other host has.
-- Every wait has a bound: for hosts, for storage, for the other agent's answer, for a lease.
+- Every wait has a bound: for hosts, for storage, for the other agent's answer, for a lease, for
+  what another agent stores.
 - The hosts that were asked release nothing while the start may still continue from it.
 
 See docs/decisions/0067.
@@ -31,6 +32,7 @@ from holdfast.coordination.effects import (
     LeaseAwaited,
     ListDurable,
     ReadLease,
+    StoringGivenUp,
 )
 from holdfast.coordination.follower.rank_group import RankGroup
 from holdfast.coordination.inputs import (
@@ -55,7 +57,7 @@ from holdfast.coordination.messages import (
     WhoHolds,
 )
 from holdfast.coordination.rank_runs import count_in, ranks_in, ranks_text
-from holdfast.coordination.settings import LEASE_SECS, TRIES_MAX
+from holdfast.coordination.settings import LEASE_SECS, STORING_SECS, TRIES_MAX
 from holdfast.coordination.start.lease import LeaseVerdict, LeaseWatch
 from holdfast.coordination.start.restart_point import (
     choose_checkpoint,
@@ -197,6 +199,12 @@ class Bootstrap:
                 if self._watch is None or self._watch.lease is None:
                     return f"it is not yet known whether {attempt} lives"
                 left_secs = max(self._watch.over_at_secs - now_secs, 0.0)
+                if self._watch.stores_until_secs is not None:
+                    left_secs = max(self._watch.stores_until_secs - now_secs, 0.0)
+                    return (
+                        f"{attempt} has ended, and its agent, which cannot be asked, still stores "
+                        f"its checkpoints; the start waits at most {left_secs:.0f} s more"
+                    )
                 return (
                     f"the agent of {attempt} cannot be asked, and its lease runs out in at most "
                     f"{left_secs:.0f} s"
@@ -273,21 +281,29 @@ class Bootstrap:
     def lease_read(self, turn: Turn, item: LeaseRead) -> None:
         """Judge the lease of the newest attempt."""
         watch, listed = self._watch, self.listed
-        is_newest = listed is not None and item.attempt == listed.newest_attempt
-        if self._phase is not _Phase.LEASE or watch is None or not is_newest:
+        if self._phase is not _Phase.LEASE or watch is None or listed is None:
+            return
+        if item.attempt != listed.newest_attempt:
             return
         self._is_asking = False
-        is_first = watch.lease is None
+        is_first, was_storing = watch.lease is None, watch.stores_until_secs is not None
         match watch.judge(self._lease_asked_at_secs, turn.now_secs, item.lease):
             case LeaseVerdict.DEAD:
                 self._list_again()
             case LeaseVerdict.LIVE if item.lease is not None:
                 self._refuse(live_text(item.attempt, item.lease), Refusal.BUSY)
+            case LeaseVerdict.LATE:
+                turn.act(StoringGivenUp(item.attempt, listed.leader))
+                self._list_again()
+            case LeaseVerdict.STORING:
+                self._at_secs = watch.next_read_at_secs
+                if not was_storing:
+                    turn.act(LeaseAwaited(item.attempt, listed.leader, STORING_SECS, True))
             case _:
                 self._at_secs = watch.next_read_at_secs
-                if is_first and listed is not None:
+                if is_first:
                     secs = watch.over_at_secs - turn.now_secs
-                    turn.act(LeaseAwaited(item.attempt, listed.leader, secs))
+                    turn.act(LeaseAwaited(item.attempt, listed.leader, secs, False))
 
     def lease_not_read(self, turn: Turn, item: LeaseNotRead) -> None:
         """Try again to read the lease; after some failures, or a final one, refuse the start."""

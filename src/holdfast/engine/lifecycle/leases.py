@@ -31,6 +31,7 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
     """The content of the object; `incarnation` and `counter` differ after each renewal.
 
     `pid` is the process of the lowest rank on the host, and `user` the name of the agent's user.
+    `is_storing`: the trainers have ended, and `pid` is the agent, which stores what they have left.
     `run_id` distinguishes a run's own leases from those copied with its directory.
     """
 
@@ -41,6 +42,7 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
     user: str
     incarnation: int
     counter: int
+    is_storing: bool = False
 
 
 class Leases:
@@ -98,7 +100,12 @@ class Leases:
             return None
         stamp = f"{lease.incarnation}.{lease.counter}.{written_ns}"
         return LeaseSeen(
-            host=lease.host, pid=lease.pid, user=lease.user, stamp=stamp, age_secs=age_secs
+            host=lease.host,
+            pid=lease.pid,
+            user=lease.user,
+            stamp=stamp,
+            age_secs=age_secs,
+            is_storing=lease.is_storing,
         )
 
 

@@ -66,7 +66,9 @@ class AttemptLeases:
 
         One tier that answers is enough for the next renewal, which the other one gets in its turn.
         """
-        lease = self.lease(wanted.attempt, wanted.incarnation, wanted.counter)
+        lease = self.lease(
+            wanted.attempt, wanted.incarnation, wanted.counter, is_storing=wanted.is_storing
+        )
         calls = self._call_leases(lambda writer: writer.write(lease))
         await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
         return inputs.LeaseWritten(wanted.attempt)
@@ -116,7 +118,9 @@ class AttemptLeases:
         run_id = self._run.config.run_id
         return [Leases(store.fleeting, run_id) for store in self._durable_tiers()]
 
-    def lease(self, attempt: AttemptId, incarnation: int, counter: int) -> Lease:
+    def lease(
+        self, attempt: AttemptId, incarnation: int, counter: int, *, is_storing: bool = False
+    ) -> Lease:
         """Return the lease of an attempt that this host leads or begins."""
         config, group = self._run.config, self._trainers.group
         first = next(iter(group.present), None) if group is not None else None
@@ -128,6 +132,7 @@ class AttemptLeases:
             user=user_name(),
             incarnation=incarnation,
             counter=counter,
+            is_storing=is_storing,
         )
 
     def remove_old(self, attempt: AttemptId) -> None:

@@ -331,7 +331,7 @@ def _warn_if_abandoned(durable: DurableStore, remote: DurableStore, last: Checkp
 def _check_not_live(remote: DurableStore, run_id: str, newest: int) -> None:
     """Check that `newest` is not live on a remote tier that lacks attempts of this directory."""
     seen = Leases(remote.fleeting, run_id).read(newest)
-    if seen is not None and seen.age_secs < LEASE_SECS:
+    if seen is not None and seen.age_secs < LEASE_SECS and not seen.is_storing:
         raise RunBusyError(
             f"open {remote.home.location_text}: attempt {newest} is live on {seen.holder}; stop it "
             "first, or open with takeover=True to fence it"
