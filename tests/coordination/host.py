@@ -79,7 +79,8 @@ class Host:
     backlog: list[tuple[int, fa.Input]] = field(default_factory=list)
     given_up: list[ef.GivenUp] = field(default_factory=list)
     outages: list[ef.Effect] = field(default_factory=list)
-    awaited: list[ef.LeaseAwaited | ef.StoringGivenUp] = field(default_factory=list)
+    awaited: list[ef.LeaseAwaited] = field(default_factory=list)
+    ram_given_up: list[ef.RamGivenUp] = field(default_factory=list)
     mirror_job: tuple[CheckpointId, int] | None = None
     """The checkpoint and the round whose parts this host writes to the remote tier."""
 
@@ -349,10 +350,12 @@ class Host:
                 world.at(world.storage_secs(), self._write_lease, self.life, effect)
             case ef.ReadLease():
                 world.at(world.storage_secs(), self._read_lease, self.life, effect)
-            case ef.LeaseAwaited() | ef.StoringGivenUp():
+            case ef.LeaseAwaited():
                 self.awaited.append(effect)
-                if not isinstance(effect, ef.LeaseAwaited) or effect.is_storing:
-                    world.oracle.count(type(effect).__name__)
+                if effect.is_storing:
+                    world.oracle.count("waits for what is stored")
+            case ef.RamGivenUp():
+                self.ram_given_up.append(effect)
             case ef.GivenUp():
                 self.given_up.append(effect)
                 world.oracle.given_up(effect)

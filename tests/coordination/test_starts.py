@@ -10,9 +10,7 @@ import pytest
 from holdfast.coordination.effects import (
     BeginAttempt,
     Effect,
-    LeaseAwaited,
     ListDurable,
-    StoringGivenUp,
 )
 from holdfast.coordination.follower.rank_group import RankGroup
 from holdfast.coordination.inputs import DurableListed, ListingFailed, Published
@@ -329,6 +327,7 @@ def test_a_start_waits_for_an_agent_elsewhere_that_stores_what_its_trainers_left
     assert world.storage.attempts[2].origin == checkpoint
     (told,) = world.hosts["h0001"].awaited
     assert (told.host, told.is_storing, told.secs) == ("h0000", True, STORING_SECS)
+    assert not world.hosts["h0001"].ram_given_up
 
 
 def test_a_start_waits_in_bounds_for_an_agent_that_cannot_store() -> None:
@@ -340,9 +339,9 @@ def test_a_start_waits_in_bounds_for_an_agent_that_cannot_store() -> None:
     assert world.run(world.now + STORING_SECS + 10 * SLOW_SECS, lambda: job.is_running)
     assert world.now - began_at >= STORING_SECS
     assert world.storage.attempts[2].origin is None
-    awaited, given_up = world.hosts["h0001"].awaited
-    assert isinstance(awaited, LeaseAwaited)
-    assert isinstance(given_up, StoringGivenUp)
+    (given_up,) = world.hosts["h0001"].ram_given_up
+    assert (given_up.host, given_up.attempt.number) == ("h0000", 1)
+    assert "within 60 s" in given_up.reason
 
 
 def test_a_start_waits_no_longer_than_a_lease_for_an_agent_that_dies_while_it_stores() -> None:
@@ -354,7 +353,8 @@ def test_a_start_waits_no_longer_than_a_lease_for_an_agent_that_dies_while_it_st
     running(world, ["h0001"])
     # A renewal may have been under way.
     assert world.now - began_at < SLOW_SECS + LEASE_SECS + FAST_SECS < STORING_SECS
-    assert not any(isinstance(told, StoringGivenUp) for told in world.hosts["h0001"].awaited)
+    (given_up,) = world.hosts["h0001"].ram_given_up
+    assert "not renewed" in given_up.reason
 
 
 @pytest.mark.parametrize("is_agent_killed", [False, True])

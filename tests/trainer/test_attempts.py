@@ -596,6 +596,7 @@ def test_a_lost_host_is_taken_over_by_another_one_once_its_lease_has_run_out(
     assert LEASE_SECS - 10 < time.monotonic() - lost_at < LEASE_SECS + 25
     assert json.loads(out.splitlines()[0])["start"] == committed + 1
     assert "its lease runs out in at most" in told
+    assert "the run continues without checkpoints of attempt 1" in told
     assert first.poll() is not None
 
 

@@ -253,11 +253,12 @@ class LeaseAwaited:
 
 
 @dataclass(frozen=True, slots=True)
-class StoringGivenUp:
-    """Log that a start waits no more for `host`, which still stores what the attempt has left."""
+class RamGivenUp:
+    """Report that a start waits no more for `host`, which may have checkpoints in RAM alone."""
 
     attempt: AttemptId
     host: str
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -353,7 +354,7 @@ Effect = (
     | ReleaseLease
     | ReadLease
     | LeaseAwaited
-    | StoringGivenUp
+    | RamGivenUp
     | GivenUp
     | HostSilent
     | HostHeard

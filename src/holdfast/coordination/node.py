@@ -336,6 +336,8 @@ class Node:
         self.roles.lead(leader)
         for checkpoint in bootstrap.given_up:
             turn.act(checkpoint)
+        if bootstrap.ram_given_up is not None:
+            turn.act(bootstrap.ram_given_up)
         # The hosts of a branch have not reported to the start; its leader knows them from before.
         if bootstrap.branch_from and before is not None:
             leader.inherit(turn, before)

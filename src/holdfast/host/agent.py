@@ -57,6 +57,7 @@ Report = (
     effects.AttemptJoined
     | effects.GroupRefused
     | effects.GivenUp
+    | effects.RamGivenUp
     | effects.RanksEnded
     | effects.Fenced
     | effects.ReportOutcome
@@ -334,13 +335,6 @@ class Agent:
                     "waiting at most %.0f s for its lease to expire"
                 )
                 log.warning(text, effect.attempt, effect.host, effect.secs)
-            case effects.StoringGivenUp():
-                log.warning(
-                    "the agent of host %s still stores checkpoints of attempt %s: those that are "
-                    "not stored by now are abandoned",
-                    effect.host,
-                    effect.attempt,
-                )
             case _:
                 self._report(effect)
         return None
@@ -353,6 +347,8 @@ class Agent:
                 self.sessions.on_refused(effect)
             case effects.GivenUp():
                 self.sessions.given_up(effect)
+            case effects.RamGivenUp():
+                self.sessions.ram_given_up(effect)
             case effects.RanksEnded():
                 self.sessions.ended_elsewhere(effect)
             case effects.Fenced():

@@ -31,8 +31,8 @@ from holdfast.coordination.effects import (
     GivenUp,
     LeaseAwaited,
     ListDurable,
+    RamGivenUp,
     ReadLease,
-    StoringGivenUp,
 )
 from holdfast.coordination.follower.rank_group import RankGroup
 from holdfast.coordination.inputs import (
@@ -99,6 +99,7 @@ class Bootstrap:
         leadership: set once the attempt has begun.
         listed: the last listing of the durable tier.
         given_up: the newer checkpoints that were complete and are lost.
+        ram_given_up: the host whose agent could not be asked, and may have newer ones.
         refusal, refusal_kind: set once the attempt will never begin.
     """
 
@@ -111,6 +112,7 @@ class Bootstrap:
     leadership: Leadership | None = None
     listed: DurableListed | None = None
     given_up: tuple[GivenUp, ...] = ()
+    ram_given_up: RamGivenUp | None = None
     refusal: str = ""
     refusal_kind: Refusal = Refusal.BUSY
     _joined_count: int = 0
@@ -289,11 +291,15 @@ class Bootstrap:
         is_first, was_storing = watch.lease is None, watch.stores_until_secs is not None
         match watch.judge(self._lease_asked_at_secs, turn.now_secs, item.lease):
             case LeaseVerdict.DEAD:
+                if item.lease is not None:
+                    reason = f"its lease was not renewed for {LEASE_SECS:.0f} s"
+                    self.ram_given_up = RamGivenUp(item.attempt, listed.leader, reason)
                 self._list_again()
             case LeaseVerdict.LIVE if item.lease is not None:
                 self._refuse(live_text(item.attempt, item.lease), Refusal.BUSY)
             case LeaseVerdict.LATE:
-                turn.act(StoringGivenUp(item.attempt, listed.leader))
+                reason = f"it has not stored all of them within {STORING_SECS:.0f} s"
+                self.ram_given_up = RamGivenUp(item.attempt, listed.leader, reason)
                 self._list_again()
             case LeaseVerdict.STORING:
                 self._at_secs = watch.next_read_at_secs

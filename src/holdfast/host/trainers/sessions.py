@@ -327,6 +327,16 @@ class TrainerSessions:
             )
         )
 
+    def ram_given_up(self, effect: effects.RamGivenUp) -> None:
+        """Report that the beginning attempt does without what another host may have in RAM."""
+        warning = (
+            f"the run continues without checkpoints of attempt {effect.attempt} that only the RAM "
+            f"of host {effect.host} has, if it has any: its agent cannot be asked from here, and "
+            f"{effect.reason}"
+        )
+        self._abandoned.append(warning)
+        log.warning("%s", warning)
+
     def ended_elsewhere(self, effect: effects.RanksEnded) -> None:
         """Notify the trainers that ranks on another host have ended: they may wait for them."""
         self._run.events.write(
