@@ -489,7 +489,9 @@ class Host:
                 world.storage.leases.pop(effect.attempt.number, None)
         if life == self.life:
             self.busy.discard("lease")
-            self.submit(fa.LeaseWritten(effect.attempt))
+            newest = world.storage.newest
+            newer = newest if newest > effect.attempt else NO_ATTEMPT
+            self.submit(fa.LeaseWritten(effect.attempt, newer))
 
     def _read_lease(self, life: int, effect: ef.ReadLease) -> None:
         world = self.world

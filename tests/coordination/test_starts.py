@@ -384,6 +384,14 @@ def test_a_takeover_waits_for_no_lease() -> None:
     assert list(world.storage.attempts) == [1, 2]
 
 
+def test_a_training_that_saves_nothing_learns_that_it_was_taken_over() -> None:
+    world = make(2)
+    cut_off(world, "h0000")
+    first = running(world, ["h0000"])
+    running(world, ["h0001"], takeover=True)
+    until(world, lambda: not first.living)
+
+
 def test_a_host_that_stood_still_is_taken_over_and_can_do_nothing_when_it_goes_on() -> None:
     world = make(2)
     cut_off(world, "h0000")

@@ -601,6 +601,21 @@ def test_a_lost_host_is_taken_over_by_another_one_once_its_lease_has_run_out(
 
 
 @pytest.mark.soak
+def test_a_training_that_saves_to_ram_alone_ends_soon_after_a_takeover_elsewhere(
+    one_host: Host, two_hosts: list[Host], tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    options = {"sleep": 0.05, "interval": 10**6, "ram": {"every": 1}}
+    first = one_host.start(TRAINER, run, 100000, json.dumps(options), stem="numpy")
+    wait_until(lambda: events(run, "committed"))
+    takeover = json.dumps(options | {"takeover": True})
+    second = two_hosts[1].start(TRAINER, run, 100000, takeover, stem="numpy")
+    _, told = first.communicate(timeout=90)
+    assert "FencedError" in told
+    assert second.poll() is None
+
+
+@pytest.mark.soak
 def test_a_run_that_was_closed_is_opened_on_another_host_without_a_wait(
     one_host: Host, two_hosts: list[Host], tmp_path: Path
 ) -> None:

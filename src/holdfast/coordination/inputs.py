@@ -375,9 +375,13 @@ class BeginFailed:
 
 @dataclass(frozen=True, slots=True)
 class LeaseWritten:
-    """The request to renew or release the lease has ended, successful or not."""
+    """The request to renew or release the lease has ended, successful or not.
+
+    `newer`: an attempt that has begun since, if that was looked for.
+    """
 
     attempt: AttemptId
+    newer: AttemptId = NO_ATTEMPT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

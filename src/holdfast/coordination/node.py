@@ -212,6 +212,9 @@ class Node:
                     self._lease.held = self._lease.held or attempt
             case inputs.LeaseWritten():
                 self._lease.written()
+                if bootstrap is None:
+                    # While a start is under way here, the record may be its own.
+                    self.roles.fence(turn, item.newer, f"attempt {item.newer} has begun")
             case inputs.LeaseRead() if bootstrap is not None:
                 bootstrap.lease_read(turn, item)
             case inputs.LeaseNotRead() if bootstrap is not None:

@@ -7,6 +7,7 @@ renewed meanwhile: a start on another host would take the attempt for dead.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import os
 from collections.abc import Callable
@@ -15,8 +16,10 @@ from concurrent.futures import wait
 from holdfast import waits
 from holdfast.coordination import effects, inputs
 from holdfast.coordination.inputs import LeaseSeen
+from holdfast.engine.lifecycle.attempts import newest_attempt, newest_number
 from holdfast.engine.lifecycle.leases import Lease, Leases, LeaseWriter, newest_lease
-from holdfast.format.names import AttemptId
+from holdfast.errors import HoldfastError
+from holdfast.format.names import NO_ATTEMPT, AttemptId
 from holdfast.host.driver.agent_run import AgentRun
 from holdfast.host.driver.attached_trainers import AttachedTrainers
 from holdfast.host.tiers.store_threads import in_thread
@@ -24,7 +27,10 @@ from holdfast.host.wire.agent_directory import user_name
 from holdfast.store.durable import DurableStore
 
 RELEASE_SECS = 5.0
-"""How long the removal of leases is awaited; a lease that stays delays a start elsewhere."""
+"""How long the removal of leases is awaited, which delay a start elsewhere, and a look."""
+
+LOOKS_EVERY = 6
+"""How many renewals there are between two looks for a newer attempt: half a minute."""
 
 LeaseCall = Callable[[LeaseWriter], None]
 
@@ -65,13 +71,31 @@ class AttemptLeases:
         """Write the lease of the attempt that this host leads, in each durable tier.
 
         One tier that answers is enough for the next renewal, which the other one gets in its turn.
+        Every `LOOKS_EVERY` times a newer attempt is looked for: one that saves to RAM alone learns
+        of it nowhere else.
         """
         lease = self.lease(
             wanted.attempt, wanted.incarnation, wanted.counter, is_storing=wanted.is_storing
         )
         calls = self._call_leases(lambda writer: writer.write(lease))
         await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
-        return inputs.LeaseWritten(wanted.attempt)
+        is_due = wanted.counter % LOOKS_EVERY == 0
+        newer = await self._newer_than(wanted.attempt) if is_due else NO_ATTEMPT
+        return inputs.LeaseWritten(wanted.attempt, newer)
+
+    async def _newer_than(self, attempt: AttemptId) -> AttemptId:
+        """Return the newest attempt of the run's directory, if it is newer and can be read soon."""
+
+        def look() -> AttemptId:
+            # What cannot be read is no reason to stop: the stores check it again.
+            with contextlib.suppress(HoldfastError):
+                if newest_number(self._run.durable) > attempt.number:
+                    return newest_attempt(self._run.durable)
+            return NO_ATTEMPT
+
+        looking = asyncio.ensure_future(in_thread(look))
+        await asyncio.wait([looking], timeout=RELEASE_SECS)
+        return looking.result() if looking.done() else NO_ATTEMPT
 
     async def release(self, wanted: effects.ReleaseLease) -> inputs.LeaseWritten:
         """Remove the lease of an attempt that has ended."""
