@@ -566,7 +566,7 @@ def test_a_start_on_another_host_waits_for_what_the_first_ones_agent_has_yet_to_
         wait_until(lambda: not one_host.agent().trainers)
         newest = max(held.step for held in one_host.agent().held)
         second = other.start(TRAINER, run, 100000, json.dumps(options), stem="numpy")
-        waits = "attempt 1 of host host-a has ended, and its agent, which cannot be asked, still"
+        waits = "attempt 1 of host host-a has ended, and its agent, which serves its own host"
         log = run / "events" / "agent-host-b.log"
         wait_until(lambda: log.exists() and waits in log.read_text())
         filler.unlink()

@@ -328,8 +328,8 @@ class Agent:
                 self._mirror_worker.commit(effect)
             case effects.LeaseAwaited():
                 text = (
-                    "attempt %s of host %s has ended, and its agent, which cannot be asked, still "
-                    "stores its checkpoints: waiting at most %.0f s for that"
+                    "attempt %s of host %s has ended, and its agent, which serves its own host "
+                    "alone, still stores its checkpoints: waiting at most %.0f s for that"
                     if effect.is_storing
                     else "attempt %s of host %s may be live, and its agent cannot be asked: "
                     "waiting at most %.0f s for its lease to expire"

@@ -21,6 +21,8 @@ from holdfast.engine.lifecycle.catalog import list_checkpoints
 from holdfast.engine.lifecycle.commit import remove
 from holdfast.engine.lifecycle.leases import Leases
 from holdfast.engine.tiers.remote_checkpoints import RemoteCheckpoints
+from holdfast.errors import RunBusyError
+from holdfast.format.names import NO_ATTEMPT, AttemptId
 from holdfast.host.agent import Agent
 from holdfast.host.driver.agent_run import RemoteTarget, open_run
 from holdfast.host.metering.meters import Metering
@@ -60,9 +62,12 @@ def worker_of(agent: Agent, peers: PeerDirectory, told: list[int]) -> StorageWor
     )
 
 
-def retention_of(agent: Agent, worker: StorageWorker, *, is_leading: bool) -> Retention:
+def retention_of(
+    agent: Agent, worker: StorageWorker, *, is_leading: bool, attempt: AttemptId | None = None
+) -> Retention:
     view = SimpleNamespace(is_leading=is_leading, pending_ids=list)
-    driver: Any = SimpleNamespace(attempt=attempt_id(1), view=view)
+    present = attempt_id(1) if attempt is None else attempt
+    driver: Any = SimpleNamespace(attempt=present, view=view)
     return Retention(agent.run, agent.ram, agent.trainers, driver, worker)
 
 
@@ -173,6 +178,15 @@ def test_only_the_host_that_leads_removes_images(
     retention_of(agent, storage_worker, is_leading=is_leading)._remove_everywhere(made.id)
     names = [stored.key.rpartition("/")[2] for stored in agent.run.durable.list("checkpoints")]
     assert names == ([] if is_leading else ["image-00000-of-00001.safetensors"])
+
+
+def test_nothing_is_removed_while_a_start_here_waits_for_an_attempt_elsewhere(
+    agent: Agent, storage_worker: StorageWorker, made: Made
+) -> None:
+    waiting = retention_of(agent, storage_worker, is_leading=False, attempt=NO_ATTEMPT)
+    with pytest.raises(RunBusyError, match="attempt 1, of another host, has ended; try again"):
+        waiting._remove_everywhere(made.id)
+    assert made.id in list_checkpoints(agent.run.durable)
 
 
 class SilentTier:

@@ -204,8 +204,9 @@ class Bootstrap:
                 if self._watch.stores_until_secs is not None:
                     left_secs = max(self._watch.stores_until_secs - now_secs, 0.0)
                     return (
-                        f"{attempt} has ended, and its agent, which cannot be asked, still stores "
-                        f"its checkpoints; the start waits at most {left_secs:.0f} s more"
+                        f"{attempt} has ended, and its agent, which serves its own host alone, "
+                        f"still stores its checkpoints; the start waits at most {left_secs:.0f} s "
+                        "more"
                     )
                 return (
                     f"the agent of {attempt} cannot be asked, and its lease runs out in at most "

@@ -39,7 +39,13 @@ from holdfast.engine.lifecycle.recovery import recover
 from holdfast.engine.lifecycle.references import image_keys_in, remove_durable
 from holdfast.engine.lifecycle.retention import Branches, branches, to_drop
 from holdfast.engine.lifecycle.run import mend_run
-from holdfast.errors import FencedError, HoldfastError, StorageError, WaitTimeoutError
+from holdfast.errors import (
+    FencedError,
+    HoldfastError,
+    RunBusyError,
+    StorageError,
+    WaitTimeoutError,
+)
 from holdfast.format.names import (
     CHECKPOINTS,
     NO_AGE,
@@ -535,6 +541,11 @@ class Retention:
     ) -> None:
         """Remove a checkpoint from both tiers; `listed` is the durable one's listing, if known."""
         present, newest = self._driver.attempt, newest_number(self._run.durable)
+        if newest and not present:
+            raise RunBusyError(
+                f"delete {checkpoint}: a start is under way here, and waits to learn whether "
+                f"attempt {newest}, of another host, has ended; try again when it has begun"
+            )
         if newest > present.number:
             raise FencedError(
                 f"delete {checkpoint}: attempt {newest} has taken the run over from attempt "
