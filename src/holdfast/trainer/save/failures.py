@@ -3,7 +3,7 @@
 A manager that warns of failed saves has their failures logged. The calls that wait for all saves
 raise them too, unless the last save is safe.
 
-Not thread-safe: `Progress` holds its lock around each call.
+Not thread-safe: `Progress` holds its lock around each call. See docs/decisions/0053.
 """
 
 from __future__ import annotations
