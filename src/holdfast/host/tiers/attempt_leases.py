@@ -27,7 +27,10 @@ from holdfast.host.wire.agent_directory import user_name
 from holdfast.store.durable import DurableStore
 
 RELEASE_SECS = 5.0
-"""How long the removal of leases is awaited, which delay a start elsewhere, and a look."""
+"""How long to wait for the removal of leases, and for a look for newer attempts.
+
+A lease that is not removed delays a start elsewhere.
+"""
 
 LOOKS_EVERY = 6
 """How many renewals there are between two looks for a newer attempt: half a minute."""
