@@ -14,7 +14,7 @@ from __future__ import annotations
 import difflib
 import logging
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, NoReturn, Protocol
@@ -52,6 +52,14 @@ class ArrayType(NamedTuple):
         return f"array {self.dtype}[{', '.join(map(str, self.shape))}]"
 
 
+class FilledLeaf(NamedTuple):
+    """A leaf of the state asked for, its array as stored, and its filled buffers by region."""
+
+    leaf: Any
+    array: ArraySpec
+    buffers: dict[Region, np.ndarray]
+
+
 class ArrayLeaves(Protocol):
     """How the arrays of a framework are restored, or those of NumPy, which every state may have."""
 
@@ -72,15 +80,12 @@ class ArrayLeaves(Protocol):
         """Return a buffer to fill for each region of `array` that this process needs."""
         ...
 
-    def assemble_array(self, leaf: Any, array: ArraySpec, buffers: dict[Region, np.ndarray]) -> Any:
-        """Return the array with the sharding of `leaf`, made of the filled buffers.
+    def assemble_arrays(self, filled: Iterable[FilledLeaf]) -> list[Any]:
+        """Return an array with the sharding of each leaf, made of its filled buffers.
 
-        Its elements may be missing until `complete_arrays` was called.
+        All at once, since a framework's call costs more than the elements of a small array. The
+        iterable lets go of each leaf's buffers as it passes them on.
         """
-        ...
-
-    def complete_arrays(self) -> None:
-        """Put in place all elements of the arrays that were assembled so far."""
         ...
 
 
@@ -102,15 +107,14 @@ class NumpyArrayLeaves:
     ) -> dict[Region, np.ndarray]:
         return {((0,) * len(array.shape), array.shape): np.empty(array.shape, dtype)}
 
-    def assemble_array(self, leaf: Any, array: ArraySpec, buffers: dict[Region, np.ndarray]) -> Any:
-        (buffer,) = buffers.values()
+    def assemble_arrays(self, filled: Iterable[FilledLeaf]) -> list[Any]:
+        return [self._assembled(leaf, *buffers.values()) for leaf, _, buffers in filled]
+
+    def _assembled(self, leaf: Any, buffer: np.ndarray) -> Any:
         if isinstance(leaf, np.generic):
             return buffer[()]
         # The dtypes are the same but for the byte order, which is that of `like`.
         return buffer.astype(leaf.dtype, copy=False)
-
-    def complete_arrays(self) -> None:
-        """Do nothing: the arrays are complete."""
 
 
 _NUMPY = NumpyArrayLeaves()
@@ -224,24 +228,21 @@ class LikeRestoration:
             raise_mismatch(differing, self._request)
 
     def finish(self, process_values: Mapping[Path, object]) -> object:
-        restored = []
-        for path, leaf in zip(self._like.paths, self._like.leaves, strict=True):
-            if path in self._index:
-                restored.append(self._array(path, leaf))
-            else:
-                restored.append(self._values.get(path, leaf))
-        self._arrays.complete_arrays()
+        leaf_of_path = dict(zip(self._like.paths, self._like.leaves, strict=True))
+        restored = leaf_of_path | self._values
+        paths = [path for path in leaf_of_path if path in self._index]
+        for arrays, is_numpy in ((_NUMPY, True), (self._arrays, False)):
+            chosen = [path for path in paths if leaves.is_numpy(leaf_of_path[path]) is is_numpy]
+            made = arrays.assemble_arrays(self._filled(path, leaf_of_path[path]) for path in chosen)
+            restored |= zip(chosen, made, strict=True)
         for path, leaf in zip(self._like.paths, self._like.leaves, strict=True):
             if path in process_values:
                 with leaves.object_errors(leaf, path, self._request.call):
                     leaves.give_state(leaf, process_values[path])
-        return self._like.unflatten(restored)
+        return self._like.unflatten([restored[path] for path in self._like.paths])
 
-    def _array(self, path: Path, leaf: Any) -> Any:
-        array = self._spec.arrays[self._index[path]]
-        buffers = self._buffers.pop(path)
-        arrays = _NUMPY if leaves.is_numpy(leaf) else self._arrays
-        return arrays.assemble_array(leaf, array, buffers)
+    def _filled(self, path: Path, leaf: Any) -> FilledLeaf:
+        return FilledLeaf(leaf, self._spec.arrays[self._index[path]], self._buffers.pop(path))
 
 
 def _check_partial(spec: CheckpointSpec, like: LikeState, request: RestoreRequest) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any
+from itertools import chain, islice
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -206,31 +207,77 @@ def aligned_buffer(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
     return raw[start : start + size_bytes].view(dtype).reshape(shape)
 
 
-def assembled(shape: tuple[int, ...], like: Any, buffers: dict[Region, np.ndarray]) -> jax.Array:
-    """Return an array with the sharding of `like`, built from this process's pieces."""
-    sharding = getattr(like, "sharding", None)
-    if sharding is None or not getattr(like, "committed", True):
-        # Uncommitted, as `like` is: a step that was compiled for `like` is not compiled again.
-        (buffer,) = buffers.values()
-        # `jnp.asarray` would compile a program for each new shape, 11 ms a piece.
-        alone: jax.Array = jax.device_put(buffer)
-        return alone
-    pieces = [
-        jax.device_put(buffers[region_of(index, shape)], device)
-        for device, index in sharding.addressable_devices_indices_map(shape).items()
+class Pieces(NamedTuple):
+    """The pieces of an array that this process holds, by region; `like` has its sharding."""
+
+    shape: tuple[int, ...]
+    like: Any
+    buffers: dict[Region, np.ndarray]
+
+
+def assembled(arrays: Sequence[Pieces]) -> list[jax.Array]:
+    """Return arrays with the shardings of their `like`, in the order given.
+
+    JAX is called once for the pieces of all arrays: a call for each costs more than a small piece.
+    """
+    placed = [_placed(one) for one in arrays]
+    put = iter(_put([*chain.from_iterable(placed)]))
+    return [
+        _joined(one, [*islice(put, len(of_array))])
+        for one, of_array in zip(arrays, placed, strict=True)
     ]
+
+
+def _placed(one: Pieces) -> list[tuple[np.ndarray, Any]]:
+    """Return the buffers to put on devices, each with its device or sharding.
+
+    None stands for JAX's default device, without commitment.
+    """
+    sharding = _sharding_of(one.like)
+    if sharding is None or _has_one_device(sharding):
+        return [(buffer, sharding) for buffer in one.buffers.values()]
+    indices = sharding.addressable_devices_indices_map(one.shape)
+    return [(one.buffers[region_of(index, one.shape)], device) for device, index in indices.items()]
+
+
+def _put(pieces: Sequence[tuple[np.ndarray, Any]]) -> list[jax.Array]:
+    # `jnp.asarray` would compile a program for each new shape, 11 ms a piece.
+    alone = iter(jax.device_put([buffer for buffer, place in pieces if place is None]))
+    placed = [(buffer, place) for buffer, place in pieces if place is not None]
+    put = iter(jax.device_put([buffer for buffer, _ in placed], [place for _, place in placed]))
+    return [next(alone if place is None else put) for _, place in pieces]
+
+
+def _joined(one: Pieces, pieces: list[jax.Array]) -> jax.Array:
+    sharding = _sharding_of(one.like)
+    if sharding is None or _has_one_device(sharding):
+        return pieces[0]
     # A process that holds no piece knows the dtype from `like` alone.
-    dtype = pieces[0].dtype if pieces else like.dtype
+    dtype = pieces[0].dtype if pieces else one.like.dtype
     array: jax.Array = jax.make_array_from_single_device_arrays(
-        shape, sharding, pieces, dtype=dtype
+        one.shape, sharding, pieces, dtype=dtype
     )
     return array
 
 
+def _sharding_of(like: Any) -> Any:
+    """Return the sharding of an array or a stand-in for one; None if it is uncommitted.
+
+    What is restored is then uncommitted too: a step that was compiled for `like` is not compiled
+    again.
+    """
+    return getattr(like, "sharding", None) if getattr(like, "committed", True) else None
+
+
+def _has_one_device(sharding: Any) -> bool:
+    """Return whether a sharding has one device, and that is this process's."""
+    return bool(sharding.is_fully_addressable) and len(sharding.device_set) == 1
+
+
 def regions_needed(shape: tuple[int, ...], like: Any) -> list[Region]:
     """Return the regions that this process needs to build an array sharded like `like`."""
-    sharding = getattr(like, "sharding", None)
-    if sharding is None or not getattr(like, "committed", True):
+    sharding = _sharding_of(like)
+    if sharding is None:
         return [((0,) * len(shape), shape)]
     indices = sharding.addressable_devices_indices_map(shape).values()
     return list(dict.fromkeys(region_of(index, shape) for index in indices))

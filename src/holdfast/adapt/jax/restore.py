@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import jax
@@ -9,9 +10,9 @@ import numpy as np
 
 from holdfast.adapt.contract import RestoreRequest
 from holdfast.adapt.jax import arrays, internals
-from holdfast.adapt.jax.arrays import check_usable
+from holdfast.adapt.jax.arrays import Pieces, check_usable
 from holdfast.adapt.jax.tree import flatten
-from holdfast.adapt.like import ArrayType, LikeRestoration, LikeState
+from holdfast.adapt.like import ArrayType, FilledLeaf, LikeRestoration, LikeState
 from holdfast.errors import StructureMismatchError, UnsupportedLeafError
 from holdfast.format.dtypes import dtype_name
 from holdfast.format.grid import Region
@@ -97,11 +98,15 @@ class JaxArrayLeaves:
             for region in regions
         }
 
-    def assemble_array(self, leaf: Any, array: ArraySpec, buffers: dict[Region, np.ndarray]) -> Any:
-        return _typed(arrays.assembled(array.shape, _stored_like(leaf, array), buffers), array)
-
-    def complete_arrays(self) -> None:
-        """Do nothing: the arrays are complete."""
+    def assemble_arrays(self, filled: Iterable[FilledLeaf]) -> list[Any]:
+        whole = [*filled]
+        made = arrays.assembled(
+            [
+                Pieces(array.shape, _stored_like(leaf, array), buffers)
+                for leaf, array, buffers in whole
+            ]
+        )
+        return [_typed(one, array) for one, (_, array, _) in zip(made, whole, strict=True)]
 
 
 def _typed(made: jax.Array, spec: ArraySpec) -> jax.Array:

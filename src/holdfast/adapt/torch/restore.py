@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 import torch
 
 from holdfast.adapt.contract import RestoreRequest
-from holdfast.adapt.like import ArrayType, LikeRestoration, LikeState
+from holdfast.adapt.like import ArrayType, FilledLeaf, LikeRestoration, LikeState
 from holdfast.adapt.torch import tensors
 from holdfast.adapt.torch.device_copies import DeviceCopies
 from holdfast.adapt.torch.host_copies import HostCopies
@@ -72,8 +73,6 @@ class TorchArrayLeaves:
 
     def __init__(self) -> None:
         self._made: dict[Any, Any] = {}
-        self._host_copies = HostCopies()
-        self._device_copies = DeviceCopies()
         self._small = _SmallBuffers()
 
     def type_of(self, leaf: Any) -> ArrayType | None:
@@ -99,23 +98,32 @@ class TorchArrayLeaves:
             return {}
         return {region: np.empty(extents, dtype)}
 
-    def assemble_array(self, leaf: Any, array: ArraySpec, buffers: dict[Region, np.ndarray]) -> Any:
+    def assemble_arrays(self, filled: Iterable[FilledLeaf]) -> list[Any]:
+        host_copies, device_copies = HostCopies(), DeviceCopies()
+        made = [
+            self._assembled(leaf, buffers, (host_copies, device_copies))
+            for leaf, _, buffers in filled
+        ]
+        host_copies.run()
+        device_copies.run()
+        return made
+
+    def _assembled(
+        self,
+        leaf: Any,
+        buffers: dict[Region, np.ndarray],
+        copies: tuple[HostCopies, DeviceCopies],
+    ) -> Any:
         into = leaf.tensor if isinstance(leaf, NewTensor) else leaf
         is_meta = tensors.is_meta(into)
         if is_meta:
             into = self._materialised(into)
         # Memory for a tensor that is made only now is to take the place of its buffers.
-        is_queued = not is_meta and (
-            self._host_copies.queue(into, buffers) or self._device_copies.queue(into, buffers)
-        )
+        is_queued = not is_meta and any(kind.queue(into, buffers) for kind in copies)
         if not is_queued:
             with torch.no_grad():
                 tensors.fill(into, buffers)
         return into
-
-    def complete_arrays(self) -> None:
-        self._host_copies.run()
-        self._device_copies.run()
 
     def _materialised(self, leaf: Any) -> Any:
         """Return a tensor with elements for one on the meta device; tied ones give the same."""
