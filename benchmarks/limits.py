@@ -32,6 +32,16 @@ def rates(size_bytes: int, disk: Path, ram: Path) -> dict[str, float]:
     return found
 
 
+def new_pages_core_secs(size_bytes: int, ram: Path) -> float:
+    """Processor seconds to reserve and map memory of a new file on a tmpfs."""
+    before = time.process_time()
+    pages = _mapped_file(ram / "limits", size_bytes)
+    secs = time.process_time() - before
+    del pages
+    (ram / "limits").unlink()
+    return secs
+
+
 def _rate(size: int, call: Callable[[], object], before: Callable[[], object] = int) -> float:
     secs = []
     for _ in range(ROUNDS):

@@ -13,6 +13,7 @@ from benchmarks.goodput import goodput
 from benchmarks.lost_ranks import lost_rank
 from benchmarks.restarts import restart
 from benchmarks.scale import scale
+from benchmarks.shape_rows import SHAPE_ROWS
 from benchmarks.torch_rows import TORCH_ROWS
 
 GB = 10**9
@@ -670,6 +671,7 @@ ROWS: dict[str, Callable[[Bench], Iterator[Figure]]] = {
     "hosts": hosts,
     "replicas": replicas,
     "scale": scale,
+    **SHAPE_ROWS,
     **TORCH_ROWS,
     "watched": watched,
 }
