@@ -240,7 +240,7 @@ class Outlines:
 
 def _host_signature(leaf: Any) -> Any:
     if is_numpy(leaf):
-        return leaf.shape, leaf.dtype.str, leaf.dtype.name, type(leaf)
+        return leaf.shape, leaf.dtype, type(leaf)
     return type(leaf)
 
 
