@@ -206,6 +206,27 @@ def test_a_killed_trainer_goes_on_and_the_agent_is_there_before_it(
     assert answer(one_host, "ls", run)["latest_step"] >= newest
 
 
+def test_a_training_whose_directory_was_moved_is_not_begun_anew(
+    one_host: Host, tmp_path: Path
+) -> None:
+    run, moved = tmp_path / "run", tmp_path / "moved"
+    command = training(run, steps=10**6, sleep=0.02, every=10**6, ram_every=1)
+    process = one_host.start(
+        *("-m", "holdfast", "run", "--max-restarts", "3", "--", *command), stem="commands"
+    )
+    wait_until(lambda: any(event["step"] >= 3 for event in events(run, "sealed")))
+    (trainer,) = answer(one_host, "status", run)["agents"][0]["trainers"]
+    run.rename(moved)
+    # Its agent has found it, and answers for the new place.
+    wait_until(lambda: answer(one_host, "status", moved)["agents"][0]["run"] == str(moved))
+    os.kill(trainer["pid"], signal.SIGKILL)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 137, err
+    assert f"not restarted: the run at {run} was moved to {moved}, so that" in err
+    assert not run.exists()
+    assert answer(one_host, "ls", moved)["latest_step"] >= 3
+
+
 def test_what_stands_in_ram_alone_is_durable_when_it_returns(
     one_host: Host, tmp_path: Path
 ) -> None:

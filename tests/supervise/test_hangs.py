@@ -132,6 +132,14 @@ def test_a_held_process_is_named_and_nothing_hangs_until_it_is_released() -> Non
     assert now_secs == pytest.approx(110, abs=POLL_SECS)
 
 
+def test_a_start_without_a_step_is_named_after_the_limit_of_a_step_and_is_no_hang() -> None:
+    detector = HangDetector(10.0)
+    assert detector.note(0.0, [trainer(None, "starting")]) is None
+    assert detector.slow_starts(9.9) == {}
+    assert detector.note(10.0, [trainer(None, "starting")]) is None
+    assert detector.slow_starts(10.0) == {0: 10.0}
+
+
 def test_a_longer_limit_begins_after_a_postponement_and_new_processes_begin_anew() -> None:
     detector = HangDetector(10.0)
     detector.note(0.0, [trainer(4)])

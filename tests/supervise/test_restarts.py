@@ -6,6 +6,7 @@ import math
 
 import pytest
 
+from holdfast.errors import StructureMismatchError
 from holdfast.supervise.ends import End, EndCause, Evidence, classify
 from holdfast.supervise.restarts import Budgets, Decision, Restarts
 from tests.supervise.test_ends import report, reported
@@ -97,6 +98,21 @@ def test_the_same_exception_at_the_same_step_twice_stops() -> None:
     assert waits(decisions("9", (raised(11), True), (raised(12), True))) == [0.0, 0.0]
     assert waits(decisions("9", (raised(None), None), (raised(None), None))) == [0.5, 1.0]
     assert waits(decisions("9", (HUNG, True), (HUNG, True))) == [0.0, None]
+
+
+def test_an_error_of_holdfast_twice_is_not_said_of_a_step_and_its_batch() -> None:
+    refused = reported(StructureMismatchError("differs"), last_step=11)
+    end = classify(Evidence(code=1, errors=[refused]))
+    made = decisions("9", (end, True), (end, True))
+    assert made[-1].reason.startswith("it failed twice alike after step 11: mend what the message")
+
+
+def test_a_run_that_was_moved_is_not_begun_anew() -> None:
+    moved = Restarts(Budgets.parse("9"), "host-a").decide(
+        KILLED, 0.0, has_progress=True, moved_run="the run at /a was moved to /b"
+    )
+    assert moved.restart_in_secs is None
+    assert moved.reason.startswith("the run at /a was moved to /b, so that a restart would begin")
 
 
 def test_two_ends_in_a_row_without_a_new_checkpoint_stop() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import datetime
@@ -76,16 +77,27 @@ class Agents:
         for report in sorted(opened, key=lambda report: report.time_secs):
             self.add_agent(AgentOfRun(run=report.run, run_id=report.run_id, host=report.host))
             self._note_other_run(report)
-        statuses = []
-        for run_id, host in self._served:
-            for folder in agent_folders(run_id, host):
-                with contextlib.suppress(AgentGoneError, HoldfastError):
-                    statuses.append(status_of(folder))
+        statuses = [status for served in self._served for status in _statuses_of(*served)]
         for status in statuses:
             # The run's directory may have been moved.
             moved = AgentOfRun(run=status.run, run_id=status.run_id, host=status.host)
             self.add_agent(moved)
         return statuses
+
+    def moved_run(self) -> str:
+        """Return which run was moved while the command used it, and where to; empty: none was.
+
+        Its agent, which lives on, knows where it is.
+        """
+        for place, ids in self._run_ids.items():
+            location = RunLocation(place)
+            if location.is_url or os.path.lexists(location.record):
+                continue
+            for run_id, host in self._served:
+                for status in _statuses_of(run_id, host) if run_id == ids[-1] else ():
+                    if status.run != place:
+                        return f"the run at {place} was moved to {status.run}"
+        return ""
 
     def _note_other_run(self, report: TrainerOpened) -> None:
         ids = self._run_ids.setdefault(report.run, [])
@@ -187,3 +199,12 @@ class Agents:
             if event.host == served.host and event.time >= since and not is_closed:
                 return event.of_host
         return None
+
+
+def _statuses_of(run_id: str, host: str) -> list[AgentStatus]:
+    """Return the status of each agent of a run and host that answers."""
+    statuses = []
+    for folder in agent_folders(run_id, host):
+        with contextlib.suppress(AgentGoneError, HoldfastError):
+            statuses.append(status_of(folder))
+    return statuses

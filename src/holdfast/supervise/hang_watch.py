@@ -95,6 +95,12 @@ class HangWatch:
                     f"`kill -CONT {pid}`, or detach the debugger"
                 )
         self._held = {*held}
+        for rank, secs in self._detector.slow_starts(now_secs).items():
+            limit_secs = self._detector.limit_secs("starting")
+            self._tell_once(
+                f"no step for {secs:.0f} s since this start; rank {rank} may be compiling: it has "
+                f"{limit_secs:.0f} s for its first two steps"
+            )
         is_due = now_secs - self._asked_secs >= ASK_SECS and self._detector.is_waiting(now_secs)
         if hang is None and not is_due:
             return None

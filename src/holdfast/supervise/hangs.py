@@ -117,6 +117,14 @@ class HangDetector:
             if state.busy == "held" and now_secs - state.since_secs >= self.limit_secs("")
         }
 
+    def slow_starts(self, now_secs: float) -> dict[int, float]:
+        """Return the ranks that make no first step for as long as would else be a hang: seconds."""
+        return {
+            rank: now_secs - state.since_secs
+            for (rank, _), state in self._ranks.items()
+            if state.busy == "starting" and now_secs - state.since_secs >= self.limit_secs("")
+        }
+
     def postpone(self, now_secs: float) -> None:
         """Begin all gaps anew: the training waits for what is no hang."""
         for rank in self._ranks.values():

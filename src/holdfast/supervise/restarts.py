@@ -52,6 +52,9 @@ ADVICE = {
     ),
 }
 
+OWN_ADVICE = "mend what the message of Holdfast names; the traceback has all of it"
+"""For errors of Holdfast, which are raised before the first step too."""
+
 
 @dataclass(frozen=True, slots=True)
 class Budgets:
@@ -80,9 +83,11 @@ class Budgets:
                 totals.append(_count(number))
                 continue
             cause = next((cause for cause in BUDGETED if cause.value == name.strip()), None)
-            if cause is None or cause in by_cause:
-                names = ", ".join(cause.value for cause in BUDGETED)
-                raise ValueError(f"expected each of {names} at most once, found {name.strip()!r}")
+            names = ", ".join(cause.value for cause in BUDGETED)
+            if cause is None:
+                raise ValueError(f"expected one of {names}, found {name.strip()!r}")
+            if cause in by_cause:
+                raise ValueError(f"expected {cause.value} once, found it twice")
             by_cause[cause] = _count(number)
         if len(totals) > 1:
             raise ValueError(f"expected one number without a class, found {len(totals)}")
@@ -139,7 +144,9 @@ class Restarts:
         self._repeatable: set[tuple[str, int]] = set()
         self._failures: dict[str, deque[float]] = {}
 
-    def decide(self, end: End, now_secs: float, *, has_progress: bool | None) -> Decision:
+    def decide(
+        self, end: End, now_secs: float, *, has_progress: bool | None, moved_run: str = ""
+    ) -> Decision:
         """Return what follows an end.
 
         Args:
@@ -147,6 +154,8 @@ class Restarts:
             now_secs: The time, by the monotonic clock.
             has_progress: A newer checkpoint was made since the end before; None: the command has
                 opened no run.
+            moved_run: Which run was moved from where the command opens it, and where to, in words;
+                empty: none was.
         """
         is_over = end.cause in (EndCause.FINISHED, EndCause.STOPPED) or end.is_told_to
         budget = end.cause if end.cause in self._budgets.by_cause else None
@@ -154,6 +163,11 @@ class Restarts:
             return Decision()
         named_host = self._note_host(end, now_secs)
         reason = self._reason_to_stop(end, has_progress)
+        if moved_run:
+            reason = (
+                f"{moved_run}, so that a restart would begin a new run: move it back, or start the "
+                "command with its new place"
+            )
         limit = self._budgets.total if budget is None else self._budgets.by_cause[budget]
         if self._used[budget] >= limit:
             return Decision(reason=self._used_up(end.cause, limit), named_host=named_host)
@@ -176,6 +190,8 @@ class Restarts:
         repeated = end.repeats_as
         if repeated is not None:
             if repeated in self._repeatable:
+                if end.error is not None and "HoldfastError" in end.error.kinds:
+                    return f"it failed twice alike after step {repeated[1]}: {OWN_ADVICE}"
                 advice = ADVICE.get(end.cause, ADVICE[EndCause.ERROR])
                 return f"it failed twice alike in the step after step {repeated[1]}: {advice}"
             self._repeatable.add(repeated)

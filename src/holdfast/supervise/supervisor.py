@@ -84,7 +84,10 @@ class Supervisor:
             count, started = restarts.count, self._clock.now()
             child, end = self._run_once(count)
             decision = restarts.decide(
-                end, self._clock.monotonic(), has_progress=self._progress.take()
+                end,
+                self._clock.monotonic(),
+                has_progress=self._progress.take(),
+                moved_run=self._agents.moved_run(),
             )
             self._tell(end, decision, count)
             ended = Ended(code=end.code, cause=end.cause, started=started)
@@ -148,6 +151,8 @@ class Supervisor:
             self._note(f"{code}; {decision.count_text} {when}; {end.cause.value}: {end.reason}")
         elif decision.reason:
             self._note(f"{code}; not restarted: {decision.reason}; {end.cause.value}: {end.reason}")
+        elif end.cause is EndCause.STOPPED:
+            self._note(f"{code}; {end.cause.value}: {end.reason}")
         if decision.named_host:
             self._note(
                 f"holdfast run: host {decision.named_host} failed 3 times within an hour: look at "

@@ -39,6 +39,8 @@ from holdfast.trainer.save.save_schedule import SaveSchedule
 
 ERROR_CHARS_MAX = 500
 CAUSES_MAX = 8
+OWN_FOLDER = os.path.join(Path(__file__).parents[2], "")
+"""Where Holdfast's own code is, which is no line of the program."""
 FOLLOWING_KINDS = frozenset(("ProcessLostError", "DistBackendError", "DistNetworkError"))
 """Exceptions of a rank whose peers are gone."""
 _FOLLOWING = re.compile(
@@ -136,7 +138,9 @@ def trainer_error(
     is_alone: bool = False,
 ) -> TrainerError:
     """Return the report of an exception."""
-    lines = str(error).splitlines()
+    lines = [line.strip() for line in str(error).splitlines()]
+    # A list that a first line announces.
+    shown_count = 2 if lines and lines[0].endswith(":") else 1
     chain: list[BaseException] = [error]
     while len(chain) < CAUSES_MAX and (cause := chain[-1].__cause__) is not None:
         chain.append(cause)
@@ -147,7 +151,7 @@ def trainer_error(
         pid=os.getpid(),
         last_step=last_step,
         time_secs=time_secs,
-        text=f"{type(error).__name__}: {lines[0] if lines else ''}"[:ERROR_CHARS_MAX],
+        text=f"{type(error).__name__}: {' '.join(lines[:shown_count])}"[:ERROR_CHARS_MAX],
         place=place_text(error.__traceback__),
         kinds=tuple(dict.fromkeys(kinds)),
         errno=next((number for number in numbers if number is not None), None),
@@ -169,7 +173,7 @@ def place_text(trace: TracebackType | None) -> str:
     own = [
         frame
         for frame in frames
-        if not frame.filename.startswith((*libraries, "<frozen", os.path.dirname(__file__)))
+        if not frame.filename.startswith((*libraries, "<frozen", OWN_FOLDER))
     ]
     innermost = (own or frames)[-1:]
     return "".join(f"{frame.filename}:{frame.lineno}" for frame in innermost)
