@@ -173,6 +173,9 @@ def test_the_launchers_that_count_can_be_named() -> None:
 def test_a_number_that_is_none_is_not_used() -> None:
     assert launch(SLURM, {"SLURM_PROCID": "x"}).ranked is None
     assert launch(TORCHRUN, {"WORLD_SIZE": "-8"}).ranked is None
+    (slurm,) = launch(SLURM, {"SLURM_PROCID": "x"}).launchers
+    assert slurm.unreadable == ("SLURM_PROCID=x",)
+    assert not any(each.unreadable for each in launch(SLURM, TORCHRUN).launchers)
 
 
 class _TrainContext:

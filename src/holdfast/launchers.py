@@ -191,6 +191,17 @@ class Launcher:
         return f"{self.of.label}{job} as rank {self.rank} of {self.count}"
 
     @property
+    def unreadable(self) -> tuple[str, ...]:
+        """The variables of numbers whose values are none, as `NAME=value`; they are not used."""
+        table = self.of
+        numbers = (*table.rank, *table.count, *table.local_rank, *table.node, *table.node_count)
+        return tuple(
+            f"{name}={value}"
+            for name, value in self.variables.items()
+            if name in numbers and not _is_number(value)
+        )
+
+    @property
     def is_for_torch(self) -> bool:
         """Whether it has started several processes that meet by `init_process_group`."""
         return "RANK" in self.variables and (self.count or 1) > 1
@@ -362,7 +373,7 @@ def _read(table: LauncherVariables, environ: Mapping[str, str]) -> Launcher:
 
     def number(names: tuple[str, ...]) -> int | None:
         value = text(names)
-        return int(value) if value.isascii() and value.isdecimal() else None
+        return int(value) if _is_number(value) else None
 
     is_ranked = not table.ranks_by or table.ranks_by in variables
     return Launcher(
@@ -378,6 +389,10 @@ def _read(table: LauncherVariables, environ: Mapping[str, str]) -> Launcher:
         hosts=hosts_in(text(table.hosts)),
         variables=variables,
     )
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdecimal()
 
 
 def _with_ray_ranks(launcher: Launcher, modules: Mapping[str, Any]) -> Launcher:

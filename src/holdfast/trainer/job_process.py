@@ -62,6 +62,12 @@ class JobProcess:
             environment.warn_unknown()
         self.launch = launchers.launched()
         self.launch.check(self.rank, self.processes.count)
+        for launcher in self.launch.launchers:
+            if launcher.unreadable:
+                log.warning(
+                    "of %s: expected numbers, found %s; they are not used",
+                    *(launcher.of.label, ", ".join(launcher.unreadable)),
+                )
         self.rendezvous = Rendezvous(self.processes, self.clock, launch=self.launch)
         self.session: AgentSession | None = None
         """The session with the host's agent, once that was joined."""

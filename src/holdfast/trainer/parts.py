@@ -14,9 +14,11 @@ from dataclasses import dataclass
 
 from holdfast import waits
 from holdfast.clock import Clock
+from holdfast.environment import RAM_VARIABLE
 from holdfast.host.wire import protocol
 from holdfast.observe.events.schema import ManagerOpened
 from holdfast.observe.run_status import JobStatus
+from holdfast.store.files.mounts import MEMORY_FILE_SYSTEMS, file_system_type
 from holdfast.trainer import arguments
 from holdfast.trainer.agent_notices import AgentNotices
 from holdfast.trainer.due_saves import DueSaves
@@ -267,6 +269,15 @@ def _show_opened(joined: _Joined, options: Options) -> None:
     has_copies = attach.host_count > 1 and attach.copies > 1
     location, process = joined.run.location, joined.process
     process.show(terminal.opening_text(location, place, options.remote, has_copies=has_copies))
+    if place.ram_folder is not None and process.rank == 0:
+        ram = place.folder.parent
+        kind = file_system_type(ram)
+        if kind and kind not in MEMORY_FILE_SYSTEMS:
+            log.warning(
+                "the RAM tier, %s, is on %s, not in memory: saves are as slow as that file system; "
+                "set %s to a folder on a tmpfs",
+                *(ram, kind, RAM_VARIABLE),
+            )
     if attach.larger_job:
         count = process.processes.count
         process.show(

@@ -18,6 +18,9 @@ _WITH_LASTING_INODES = frozenset(
 )
 
 
+MEMORY_FILE_SYSTEMS = ("tmpfs", "ramfs")
+
+
 @dataclass(frozen=True, slots=True)
 class _Mount:
     """A mount: its file system, by type and device, and which directory of it is mounted."""

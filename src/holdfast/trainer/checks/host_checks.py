@@ -23,7 +23,11 @@ from holdfast.local_agent.place import host_name, make_root, roots
 from holdfast.peers.config import LOOPBACK, listen
 from holdfast.quantities import size_text
 from holdfast.store.files.memory_limit import memory_left_bytes
-from holdfast.store.files.mounts import file_system_type, is_hidden_from_first_process
+from holdfast.store.files.mounts import (
+    MEMORY_FILE_SYSTEMS,
+    file_system_type,
+    is_hidden_from_first_process,
+)
 from holdfast.trainer.checks.check_results import CheckResult, failed, noted, passed, warned
 from holdfast.trainer.ranks.topology import checked_host
 
@@ -70,7 +74,15 @@ def _check_launchers() -> Iterator[CheckResult]:
         if launcher.restarts:
             words.append(f"restart {launcher.restarts}")
         variables = " ".join(f"{name}={value}" for name, value in launcher.variables.items())
-        yield passed(f"{subject}, {launcher.of.name}", f"{', '.join(words)}; {variables}")
+        told = f"{', '.join(words)}; {variables}"
+        if launcher.unreadable:
+            yield warned(
+                f"{subject}, {launcher.of.name}",
+                f"{told}: expected numbers, found {', '.join(launcher.unreadable)}",
+                "correct or unset them; they are not used",
+            )
+        else:
+            yield passed(f"{subject}, {launcher.of.name}", told)
     pair = launch.contradiction()
     if pair is not None:
         inner, outer = pair
@@ -119,7 +131,7 @@ def _check_ram(root: Path, needed_bytes: int | None) -> Iterator[CheckResult]:
         yield failed(subject, "it cannot be written", advice)
         return
     kind = file_system_type(root)
-    if kind not in ("tmpfs", "ramfs"):
+    if kind not in MEMORY_FILE_SYSTEMS:
         yield warned(
             subject,
             f"it is on {kind or 'an unknown file system'}, not in memory",
