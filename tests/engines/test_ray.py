@@ -120,6 +120,7 @@ def undisturbed(shared: Cluster) -> dict[int, list[tuple[str, ...]]]:
     """The steps of each rank in a training that nothing interrupts."""
     training = Training(shared, shared.work / "undisturbed").start(step_secs=0.0)
     training.await_end()
+    assert [start[0] for start in training.starts(0)] == [0], shared.output()[-6000:]
     return {rank: training.steps(rank) for rank in (0, 1)}
 
 
