@@ -16,6 +16,7 @@ import holdfast
 from holdfast.errors import InvalidArgumentError
 from holdfast.observe.events.reader import read_events
 from holdfast.observe.events.schema import ManagerOpened
+from holdfast.store.files.mounts import MEMORY_FILE_SYSTEMS, file_system_type
 from holdfast.trainer.process.preemption import PreemptionSignals
 from tests.hosts import Host, host
 from tests.said import Said
@@ -89,6 +90,28 @@ def test_launchers_that_contradict_each_other_open_nothing(
     monkeypatch.setenv("HOLDFAST_LAUNCHER", "none")
     with holdfast.CheckpointManager(tmp_path / "run", framework="numpy"):
         pass
+
+
+def test_a_number_that_is_none_and_ram_on_a_disk_are_warned_of(
+    one_host: Host,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    if file_system_type(tmp_path) in MEMORY_FILE_SYSTEMS:
+        pytest.skip(f"{tmp_path} is in memory")
+    variables = {"HOLDFAST_RAM": str(tmp_path / "ram"), "RANK": "x", "WORLD_SIZE": "2"}
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    ram = holdfast.RamTier(linger_secs=0)
+    with holdfast.CheckpointManager(tmp_path / "run", framework="numpy", ram=ram):
+        pass
+    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert "of RANK and WORLD_SIZE: expected numbers, found RANK=x; they are not used" in warnings
+    (of_ram,) = [warning for warning in warnings if "not in memory" in warning]
+    assert of_ram.startswith(
+        f"the RAM tier, {tmp_path / 'ram'}, is on {file_system_type(tmp_path)}"
+    )
 
 
 def test_slurms_signal_is_a_notice(
