@@ -414,10 +414,10 @@ def test_a_successor_releases_committed_checkpoints_only_whatever_it_learns() ->
     assert [c.step for c in parts if table.verdict(c).may_release] == [20]
 
 
-def test_an_idle_trainer_costs_two_readings_a_second_and_its_next_step_is_seen_soon() -> None:
+def test_an_idle_trainer_costs_a_reading_a_second_and_its_next_step_is_seen_soon() -> None:
     pauses = [0.0, 0.1, 1.0, 4.0, 16.0, 60.0, 3600.0]
     polls = [step_poll_secs(0.02, paused_secs) for paused_secs in pauses]
     assert polls == sorted(polls)
     assert (polls[0], polls[-1]) == (0.02, PAUSED_POLL_SECS_MAX)
-    assert PAUSED_POLL_SECS_MAX >= 0.5
+    assert PAUSED_POLL_SECS_MAX >= 1.0
     assert all(poll <= max(0.02, paused / 30) for poll, paused in zip(polls, pauses, strict=True))

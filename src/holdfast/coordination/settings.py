@@ -53,7 +53,7 @@ LEASE_READ_SECS = 1.0
 POLLS_PER_PAUSE = 32
 """How often the published steps are read in the time that has passed since they last changed."""
 
-PAUSED_POLL_SECS_MAX = 0.5
+PAUSED_POLL_SECS_MAX = 1.0
 """The longest time between two of these readings."""
 
 HOSTS_A_HEARTBEAT = 200
