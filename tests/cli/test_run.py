@@ -6,7 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.command_line import INTERRUPTIBLE, answer, await_line, holdfast, kill_all, training
+from tests.cli.command_line import (
+    INTERRUPTIBLE,
+    answer,
+    await_line,
+    holdfast,
+    kill_all,
+    start_training,
+    training,
+)
 from tests.hosts import Host, await_events, events, is_running, wait_until
 from tests.manifests import manifest_path
 
@@ -225,6 +233,30 @@ def test_a_training_whose_directory_was_moved_is_not_begun_anew(
     assert f"not restarted: the run at {run} was moved to {moved}, so that" in err
     assert not run.exists()
     assert answer(one_host, "ls", moved)["latest_step"] >= 3
+
+
+def test_a_start_beside_the_one_that_it_replaces_waits_for_its_end_and_uses_up_no_restart(
+    one_host: Host, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    first = start_training(one_host, run, steps=10**6, sleep=0.02, every=10**6, ram_every=1)
+    await_line(first, "open")
+    command = training(run, steps=10**6, sleep=0.02, every=10**6, ram_every=1)
+    second = one_host.start(
+        *("-m", "holdfast", "run", "--max-restarts", "1", "--", *command), stem="commands"
+    )
+    assert second.stderr is not None
+    said = ""
+    while said.count("restart, not counted while another start has the run") < 2:
+        line = second.stderr.readline()
+        assert line, said
+        said += line
+    os.kill(first.pid, signal.SIGKILL)
+    await_line(second, "open")
+    second.terminate()
+    _, err = second.communicate(timeout=60)
+    assert second.returncode == 0, err
+    assert "RunBusyError" in said
 
 
 def test_what_stands_in_ram_alone_is_durable_when_it_returns(

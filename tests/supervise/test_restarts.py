@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from holdfast.errors import StructureMismatchError
+from holdfast.errors import RunBusyError, StructureMismatchError
 from holdfast.supervise.ends import End, EndCause, Evidence, classify
 from holdfast.supervise.restarts import Budgets, Decision, Restarts
 from tests.supervise.test_ends import report, reported
@@ -105,6 +105,17 @@ def test_an_error_of_holdfast_twice_is_not_said_of_a_step_and_its_batch() -> Non
     end = classify(Evidence(code=1, errors=[refused]))
     made = decisions("9", (end, True), (end, True))
     assert made[-1].reason.startswith("it failed twice alike after step 11: mend what the message")
+
+
+def test_a_start_beside_another_one_of_the_run_uses_up_no_restart_for_ten_minutes() -> None:
+    busy = classify(Evidence(code=1, errors=[reported(RunBusyError("live"), last_step=None)]))
+    assert waits(decisions("0", (busy, None))) == [None]
+    assert waits(decisions("1", *[(busy, None)] * 6)) == [0.5, 1.0, 2.0, 4.0, 8.0, 10.0]
+    slow = decisions("1", *[(busy, None)] * 4, apart=301.0)
+    assert waits(slow) == [0.5, 1.0, 2.0, None]
+    # Another end begins the time anew, and counts.
+    mixed = decisions("1", (busy, None), (FAILED, None), (busy, None), (FAILED, None), apart=301.0)
+    assert waits(mixed) == [0.5, 1.0, 2.0, None]
 
 
 def test_a_run_that_was_moved_is_not_begun_anew() -> None:

@@ -122,6 +122,11 @@ class End:
         return is_plain or self.cause is EndCause.LOST
 
     @property
+    def is_refused(self) -> bool:
+        """Whether another start has the run, such as a job that this one replaces and that ends."""
+        return self.error is not None and "RunBusyError" in self.error.kinds
+
+    @property
     def repeats_as(self) -> tuple[str, int] | None:
         """What is the same if the same step fails in the same way again; None: nothing is."""
         if self.step is None:

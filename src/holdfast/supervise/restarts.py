@@ -4,6 +4,7 @@ Pure: a state machine over the ends of one `holdfast run`. Invariants:
 
 - A command that has opened no run is restarted after every failure until its budget is used up.
 - Each reason to stop before that is told.
+- A start that is refused because another one has the run uses up no restart for ten minutes.
 - A wait grows only while no checkpoint is made: the first restart after one waits for nothing.
 
 See docs/decisions/0057.
@@ -22,6 +23,8 @@ from holdfast.supervise.ends import End, EndCause
 BACKOFF_SECS, BACKOFF_SECS_MAX = 0.5, 10.0
 HOST_FAILURES, HOST_SECS = 3, 3600.0
 """A host with so many failures within that time is named."""
+BUSY_SECS = 600.0
+"""How long restarts while another start has the run are not counted."""
 STUCK_COUNT = 2
 """After so many ends in a row without a new checkpoint it is not restarted."""
 
@@ -139,6 +142,8 @@ class Restarts:
         """The restarts of each budget; None: of the total."""
         self._waits = 0
         """The restarts since the last new checkpoint."""
+        self._busy_since_secs: float | None = None
+        """Since when another start has the run; None: none was found to at the last end."""
         self._stuck = 0
         """The ends since then that this command itself has caused."""
         self._repeatable: set[tuple[str, int]] = set()
@@ -161,6 +166,14 @@ class Restarts:
         budget = end.cause if end.cause in self._budgets.by_cause else None
         if is_over or (end.code == 0 and budget is None and end.cause is EndCause.PREEMPTED):
             return Decision()
+        if not end.is_refused:
+            self._busy_since_secs = None
+        elif self._may_wait_for_other(budget, now_secs):
+            self.count += 1
+            secs = min(BACKOFF_SECS_MAX, BACKOFF_SECS * 2**self._waits)
+            self._waits += 1
+            text = "restart, not counted while another start has the run,"
+            return Decision(restart_in_secs=secs, count_text=text)
         named_host = self._note_host(end, now_secs)
         reason = self._reason_to_stop(end, has_progress)
         if moved_run:
@@ -168,7 +181,7 @@ class Restarts:
                 f"{moved_run}, so that a restart would begin a new run: move it back, or start the "
                 "command with its new place"
             )
-        limit = self._budgets.total if budget is None else self._budgets.by_cause[budget]
+        limit = self._limit(budget)
         if self._used[budget] >= limit:
             return Decision(reason=self._used_up(end.cause, limit), named_host=named_host)
         if reason:
@@ -185,6 +198,15 @@ class Restarts:
             f"restart {self._used[budget]}{of}{'' if budget is None else f' ({budget.value})'}"
         )
         return Decision(restart_in_secs=secs, count_text=count_text, named_host=named_host)
+
+    def _may_wait_for_other(self, budget: EndCause | None, now_secs: float) -> bool:
+        """Note that another start has the run; return whether to wait for its end."""
+        if self._busy_since_secs is None:
+            self._busy_since_secs = now_secs
+        return self._limit(budget) > 0 and now_secs - self._busy_since_secs < BUSY_SECS
+
+    def _limit(self, budget: EndCause | None) -> float:
+        return self._budgets.total if budget is None else self._budgets.by_cause[budget]
 
     def _reason_to_stop(self, end: End, has_progress: bool | None) -> str:
         repeated = end.repeats_as
