@@ -1,10 +1,18 @@
 import errno
 import signal
+from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
 
-from holdfast.errors import OutOfSpaceError, ProcessLostError, SaveFailedError
+import holdfast
+from holdfast.errors import (
+    OutOfSpaceError,
+    ProcessLostError,
+    SaveFailedError,
+    StructureMismatchError,
+)
 from holdfast.supervise.ends import EndCause, Evidence, cause_of_error, classify
 from holdfast.trainer.process.end_report import (
     TrainerEnd,
@@ -106,6 +114,17 @@ def test_no_process_was_lost_where_there_is_no_other() -> None:
         classify(Evidence(code=1, errors=[msgspec.structs.replace(error, is_alone=False)])).cause
         is EndCause.LOST
     )
+
+
+def test_an_error_of_holdfast_is_shown_at_the_programs_line_and_with_the_first_of_its_list(
+    tmp_path: Path,
+) -> None:
+    holdfast.save(tmp_path / "run", {"w": np.zeros(3)})
+    with pytest.raises(StructureMismatchError) as raised:
+        holdfast.load(tmp_path / "run", like={"w": np.zeros(4)})
+    error = reported(raised.value)
+    assert error.place.startswith(f"{__file__}:")
+    assert ": w: expected array float64[4], found array float64[3]" in error.text
 
 
 class NaNLossError(Exception):
