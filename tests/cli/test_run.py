@@ -51,6 +51,11 @@ def test_a_command_that_is_not_there_is_127(one_host: Host, tmp_path: Path) -> N
     done = holdfast(one_host, "run", "--max-restarts", "5", "--", "no-such-command", code=127)
     assert done.stderr == "error: run no-such-command: command not found\n"
     assert "Permission denied" in holdfast(one_host, "run", tmp_path, code=126).stderr
+    script = tmp_path / "script"
+    script.write_text("#!/no/such/interpreter")
+    script.chmod(0o755)
+    done = holdfast(one_host, "run", "--", script, code=127)
+    assert done.stderr == f"error: run {script}: the interpreter of its first line is not there\n"
 
 
 def test_a_command_that_fails_is_restarted_as_often_as_asked(one_host: Host) -> None:

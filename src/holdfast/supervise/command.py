@@ -239,7 +239,11 @@ def spawn(
             pass_fds=kept_fds,
         )
     except FileNotFoundError as error:
-        raise CommandNotRunError(NOT_FOUND, f"run {command[0]}: command not found") from error
+        is_there = os.path.lexists(command[0])
+        reason = (
+            "the interpreter of its first line is not there" if is_there else "command not found"
+        )
+        raise CommandNotRunError(NOT_FOUND, f"run {command[0]}: {reason}") from error
     except OSError as error:
         reason = f"run {command[0]}: {error.strerror}"
         raise CommandNotRunError(NOT_EXECUTABLE, reason) from error

@@ -34,6 +34,8 @@ from holdfast.supervise.agents import AgentOfRun
 from holdfast.trainer.opening.ram_tier import ram_store
 
 POLL_SECS = 0.1
+SHOWN_MAX = 3
+"""How many checkpoints the line about the wait names."""
 QUIET_SECS = 1.0
 """After how long a wait is reported."""
 LEAVE_SECS = 20.0
@@ -96,7 +98,9 @@ class _Waiting:
             if now >= min(deadline, failing_until) or is_ending():
                 return lines
             if now >= note_at:
-                self._note(f"holdfast run: waiting: {'; '.join(lines)}")
+                more = len(lines) - SHOWN_MAX
+                shown = [*lines[:SHOWN_MAX], *([f"{more} more"] if more > 0 else [])]
+                self._note(f"holdfast run: waiting: {'; '.join(shown)}")
                 note_at = float("inf")
             self._clock.sleep(POLL_SECS)
 
