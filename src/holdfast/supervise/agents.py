@@ -31,6 +31,8 @@ from holdfast.supervise.stacks import keep_stacks
 from holdfast.trainer.process.end_report import TrainerOpened
 
 POLL_SECS = 0.1
+MOVED_SECS = 3.0
+"""How long an agent has to find where a directory was moved to; it looks once a second."""
 LOST_SECS = 5.0
 """How long to wait until other hosts notice the loss of one; see `Settings.quiet_secs`."""
 
@@ -87,16 +89,23 @@ class Agents:
     def moved_run(self) -> str:
         """Return which run was moved while the command used it, and where to; empty: none was.
 
-        Its agent, which lives on, knows where it is.
+        Its agent, which lives on, finds where it is within `MOVED_SECS`.
         """
-        for place, ids in self._run_ids.items():
-            location = RunLocation(place)
-            if location.is_url or os.path.lexists(location.record):
-                continue
-            for run_id, host in self._served:
-                for status in _statuses_of(run_id, host) if run_id == ids[-1] else ():
-                    if status.run != place:
-                        return f"the run at {place} was moved to {status.run}"
+        gone = {
+            ids[-1]: place
+            for place, ids in self._run_ids.items()
+            if not (RunLocation(place).is_url or os.path.lexists(RunLocation(place).record))
+        }
+        until_secs = self._clock.monotonic() + MOVED_SECS
+        while gone:
+            served = [own for own in self._served if own[0] in gone]
+            statuses = [status for own in served for status in _statuses_of(*own)]
+            for status in statuses:
+                if status.run != gone[status.run_id]:
+                    return f"the run at {gone[status.run_id]} was moved to {status.run}"
+            if not statuses or self._clock.monotonic() >= until_secs:
+                break
+            self._clock.sleep(POLL_SECS)
         return ""
 
     def _note_other_run(self, report: TrainerOpened) -> None:
