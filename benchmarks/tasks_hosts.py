@@ -7,41 +7,23 @@ processor: the kernel counts that as a voluntary context switch of the thread.
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import os
 import resource
-import socket
 import statistics
 import time
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from benchmarks.rank_processes import measured_by_ranks
+
 STEP_SECS = 0.01
 STATE_ROWS = 1024
-WAIT_SECS = 300.0
 
 
 def steps_between(*, directory: str, hosts: int, steps: int) -> dict[str, Any]:
     """Over all hosts: the calls of `save` that took no checkpoint, what they took, their waits."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{probe.getsockname()[1]}"
-    context = multiprocessing.get_context("spawn")
-    pipes, processes = [], []
-    for rank in range(hosts):
-        ours, theirs = context.Pipe()
-        arguments = (directory, address, hosts, rank, steps, theirs)
-        processes.append(context.Process(target=_train, args=arguments, daemon=True))
-        processes[-1].start()
-        pipes.append(ours)
-    try:
-        found = [_received(pipe) for pipe in pipes]
-    finally:
-        for process in processes:
-            process.join(10.0)
-            process.kill()
-            process.join()
+    found = measured_by_ranks(hosts, _train, directory, steps)
     call_secs = [secs for one in found for secs in one["call_secs"]]
     return {
         "hosts": hosts,
@@ -53,15 +35,8 @@ def steps_between(*, directory: str, hosts: int, steps: int) -> dict[str, Any]:
     }
 
 
-def _received(pipe: Connection) -> dict[str, Any]:
-    if not pipe.poll(WAIT_SECS):
-        raise TimeoutError("a host said nothing")
-    found: dict[str, Any] = pipe.recv()
-    return found
-
-
 def _train(
-    directory: str, address: str, count: int, rank: int, steps: int, pipe: Connection
+    address: str, count: int, rank: int, pipe: Connection, directory: str, steps: int
 ) -> None:
     """One host's process: its own name, RAM folder and agent."""
     ram = Path(os.environ["HOLDFAST_RAM"]) / f"host-{rank}"

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import os
-import socket
 import time
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from benchmarks.rank_processes import measured_by_ranks
 from benchmarks.tasks_saving import WARM_UP
 
-WAIT_SECS = 600.0
 SIDE = 1024
 
 
@@ -24,27 +22,10 @@ def ranks_together(*, directory: str, ranks: int, size_gb: float, count: int) ->
         `safe_secs`, `durable_secs`: from the first rank's call of `save` until the checkpoint of
         all ranks was sealed in RAM, and until it was durable, for each checkpoint.
     """
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{probe.getsockname()[1]}"
-    context = multiprocessing.get_context("spawn")
-    pipes, processes = [], []
-    for rank in range(ranks):
-        ours, theirs = context.Pipe()
-        arguments = (directory, address, ranks, rank, size_gb, WARM_UP + count, theirs)
-        processes.append(context.Process(target=_train, args=arguments, daemon=True))
-        processes[-1].start()
-        pipes.append(ours)
-    try:
-        began = [_received(pipe) for pipe in pipes]
-    finally:
-        for process in processes:
-            process.join(30.0)
-            process.kill()
-            process.join()
+    found = measured_by_ranks(ranks, _train, directory, size_gb, WARM_UP + count)
     sealed, durable = _times(Path(directory))
     steps = range(WARM_UP, WARM_UP + count)
-    first = {step: min(of_rank[step] for of_rank in began) for step in steps}
+    first = {step: min(of_rank["began"][step] for of_rank in found) for step in steps}
     return {
         "ranks": ranks,
         "safe_secs": [sealed[step] - first[step] for step in steps],
@@ -52,21 +33,14 @@ def ranks_together(*, directory: str, ranks: int, size_gb: float, count: int) ->
     }
 
 
-def _received(pipe: Connection) -> list[float]:
-    if not pipe.poll(WAIT_SECS):
-        raise TimeoutError("a rank said nothing")
-    found: list[float] = pipe.recv()
-    return found
-
-
 def _train(
-    directory: str,
     address: str,
     count: int,
     rank: int,
+    pipe: Connection,
+    directory: str,
     size_gb: float,
     saves: int,
-    pipe: Connection,
 ) -> None:
     """One rank: its part of each leaf, and the times at which it called `save`."""
     # Eight ranks with a pool of threads for each core would measure the scheduler.
@@ -101,7 +75,7 @@ def _train(
             began.append(time.time())
             manager.save(step, state, force=True)
             manager.wait_until_finished()
-    pipe.send(began)
+    pipe.send({"began": began})
     if count > 1:
         with contextlib.suppress(RuntimeError):
             jax.distributed.shutdown()

@@ -119,7 +119,7 @@ class TorchArrayLeaves:
         if is_meta:
             into = self._materialised(into)
         # Memory for a tensor that is made only now is to take the place of its buffers.
-        is_queued = not is_meta and any(kind.queue(into, buffers) for kind in copies)
+        is_queued = not is_meta and any(queued.queue(into, buffers) for queued in copies)
         if not is_queued:
             with torch.no_grad():
                 tensors.fill(into, buffers)

@@ -74,15 +74,15 @@ def _check_launchers() -> Iterator[CheckResult]:
         if launcher.restarts:
             words.append(f"restart {launcher.restarts}")
         variables = " ".join(f"{name}={value}" for name, value in launcher.variables.items())
-        told = f"{', '.join(words)}; {variables}"
+        text = f"{', '.join(words)}; {variables}"
         if launcher.unreadable:
             yield warned(
                 f"{subject}, {launcher.of.name}",
-                f"{told}: expected numbers, found {', '.join(launcher.unreadable)}",
+                f"{text}: expected numbers, found {', '.join(launcher.unreadable)}",
                 "correct or unset them; they are not used",
             )
         else:
-            yield passed(f"{subject}, {launcher.of.name}", told)
+            yield passed(f"{subject}, {launcher.of.name}", text)
     pair = launch.contradiction()
     if pair is not None:
         inner, outer = pair
