@@ -1,5 +1,6 @@
 import contextlib
 import os
+import shutil
 import signal
 import sys
 from pathlib import Path
@@ -237,6 +238,27 @@ def test_a_training_whose_directory_was_moved_is_not_begun_anew(
     assert f"not restarted: the run at {run} was moved to {moved}, so that" in err
     assert not run.exists()
     assert answer(one_host, "ls", moved)["latest_step"] >= 3
+
+
+@pytest.mark.parametrize("is_killed", [True, False], ids=["killed", "left to itself"])
+def test_a_training_whose_directory_was_removed_is_not_begun_anew(
+    one_host: Host, tmp_path: Path, is_killed: bool
+) -> None:
+    run = tmp_path / "run"
+    command = training(run, steps=10**6, sleep=0.02, every=10**6, ram_every=1)
+    process = one_host.start(
+        *("-m", "holdfast", "run", "--max-restarts", "3", "--", *command), stem="commands"
+    )
+    wait_until(lambda: any(event["step"] >= 3 for event in events(run, "sealed")))
+    (trainer,) = answer(one_host, "status", run)["agents"][0]["trainers"]
+    while run.exists():
+        shutil.rmtree(run, ignore_errors=True)
+    if is_killed:
+        os.kill(trainer["pid"], signal.SIGKILL)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == (137 if is_killed else 1), err
+    assert f"not restarted: the run at {run} is not there any more" in err
+    assert not run.exists()
 
 
 def test_a_start_beside_the_one_that_it_replaces_waits_for_its_end_and_uses_up_no_restart(

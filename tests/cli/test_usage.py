@@ -43,6 +43,7 @@ def test_every_command_that_prints_takes_json(name: str) -> None:
         ["run"],
         ["run", "--max-restarts", "many", "--", "true"],
         ["run", "--drain-secs", "-1", "--", "true"],
+        ["run", "--drain-secs", "nan", "--", "true"],
     ],
     ids=" ".join,
 )

@@ -1,13 +1,28 @@
 from pathlib import Path
 
+from msgspec import structs
+
 from holdfast.clock import SystemClock
+from holdfast.format.names import RUN_FILE
 from holdfast.supervise.agents import Agents
-from holdfast.trainer.process.end_report import TrainerOpened
+from holdfast.trainer.process.end_report import TrainerEnd, TrainerOpened
 
 
 def opened(run: Path, run_id: str, time_secs: float) -> TrainerOpened:
     return TrainerOpened(
         run=str(run), run_id=run_id, host="h", attempt=1, rank=0, pid=1, time_secs=time_secs
+    )
+
+
+def end(run: Path, *, is_gone: bool) -> TrainerEnd:
+    return TrainerEnd(
+        run=str(run),
+        rank=0,
+        pid=1,
+        last_step=1,
+        is_preempted=False,
+        is_finished=False,
+        is_gone=is_gone,
     )
 
 
@@ -27,3 +42,33 @@ def test_runs_at_two_places_are_no_replacement(tmp_path: Path) -> None:
     agents.note_agents([opened(tmp_path / "a", "first", 1.0), opened(tmp_path / "b", "other", 2.0)])
     agents.note_agents([opened(tmp_path / "a", "first", 3.0)])
     assert lines == []
+
+
+def test_a_run_that_went_while_it_was_open_is_gone(tmp_path: Path) -> None:
+    def gone(*, closes: int, is_gone: bool = False) -> str:
+        agents = Agents(SystemClock(), lambda line: None)
+        reports = [opened(tmp_path / "run", "first", 1.0), opened(tmp_path / "run", "first", 2.0)]
+        agents.note_agents(reports)
+        ends = [end(tmp_path / "run", is_gone=is_gone)] * closes
+        agents.note_end(reports, ends)
+        # A start that fails before it opens the run.
+        agents.note_end([], [])
+        return agents.gone_run()
+
+    assert f"the run at {tmp_path / 'run'} is not there any more" in gone(closes=0)
+    # It was opened twice, and closed once before its process was killed.
+    assert gone(closes=1)
+    # A run of a program's own that it closed before it removed it.
+    assert not gone(closes=2)
+    assert gone(closes=2, is_gone=True)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / RUN_FILE).write_bytes(b"")
+    assert not gone(closes=0)
+
+
+def test_a_run_in_a_bucket_is_never_found_gone(tmp_path: Path) -> None:
+    agents = Agents(SystemClock(), lambda line: None)
+    report = structs.replace(opened(tmp_path, "first", 1.0), run="s3://bucket/run")
+    agents.note_agents([report])
+    agents.note_end([report], [])
+    assert not agents.gone_run()

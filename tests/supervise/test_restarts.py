@@ -120,7 +120,7 @@ def test_a_start_beside_another_one_of_the_run_uses_up_no_restart_for_ten_minute
 
 def test_a_run_that_was_moved_is_not_begun_anew() -> None:
     moved = Restarts(Budgets.parse("9"), "host-a").decide(
-        KILLED, 0.0, has_progress=True, moved_run="the run at /a was moved to /b"
+        KILLED, 0.0, has_progress=True, gone_run="the run at /a was moved to /b"
     )
     assert moved.restart_in_secs is None
     assert moved.reason.startswith("the run at /a was moved to /b, so that a restart would begin")

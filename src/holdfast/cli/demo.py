@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from holdfast.cli.amounts import Amount
 from holdfast.demo.learner import FRAMEWORKS
 from holdfast.demo.plan import HOSTS_MAX
 
@@ -56,7 +57,7 @@ from holdfast.demo.plan import HOSTS_MAX
 @click.option(
     "--interval-secs",
     metavar="SECS",
-    type=click.FloatRange(min=0, min_open=True),
+    type=Amount(min=0, min_open=True),
     default=1.0,
     show_default=True,
     help="The shortest time between two checkpoints.",

@@ -15,6 +15,7 @@ from typing import Any
 import click
 
 from holdfast.cli import output
+from holdfast.cli.amounts import Amount
 from holdfast.cli.interruption import ends_at_interrupt
 from holdfast.cli.output import counted
 from holdfast.errors import InvalidArgumentError, StepNotFoundError
@@ -39,7 +40,7 @@ DCP_METADATA = ".metadata"
     "--max-shard-size",
     "shard_gigabytes",
     metavar="GB",
-    type=click.FloatRange(min=0, min_open=True),
+    type=Amount(min=0, min_open=True),
     default=5.0,
     show_default=True,
     help="The size of a file of safetensors.",

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import click
 
 from holdfast.cli import output
+from holdfast.cli.amounts import Amount
 from holdfast.cli.diff import NOT_COMPARABLE, print_differences
 from holdfast.cli.output import counted, size_text
 from holdfast.clock import SystemClock
@@ -64,7 +65,7 @@ def run_options(command: Callable[..., int]) -> Callable[..., int]:
         "--timeout",
         "timeout_secs",
         metavar="SECS",
-        type=click.FloatRange(min=0, min_open=True),
+        type=Amount(min=0, min_open=True),
         default=1800,
         show_default=True,
         help="Give up if the program makes no new step, and does not end, for so long.",

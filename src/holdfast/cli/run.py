@@ -14,6 +14,7 @@ import click
 import msgspec
 
 from holdfast.cli import output
+from holdfast.cli.amounts import Amount
 from holdfast.clock import Clock, SystemClock
 from holdfast.errors import InvalidArgumentError
 from holdfast.host.wire.config import AgentConfig
@@ -100,7 +101,7 @@ class _HangTimeoutType(click.ParamType[float]):
 @click.option(
     "--drain-secs",
     metavar="SECS",
-    type=click.FloatRange(min=0),
+    type=Amount(min=0),
     default=600.0,
     show_default=True,
     help="How long to wait for saves to become durable after the command has ended; at most 15 s "
@@ -144,7 +145,7 @@ class _HangTimeoutType(click.ParamType[float]):
 @click.option(
     "--leave-secs",
     metavar="SECS",
-    type=click.FloatRange(min=0.1),
+    type=Amount(min=0.1),
     default=30.0,
     show_default=True,
     help="With --nproc: kill a rank that does not leave its collective so long after a loss.",

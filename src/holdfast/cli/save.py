@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from holdfast.cli import output
+from holdfast.cli.amounts import Amount
 from holdfast.clock import Clock, SystemClock
 from holdfast.engine.lifecycle.catalog import list_checkpoints
 from holdfast.engine.reading.run import ReadableRun
@@ -31,7 +32,7 @@ AGENT_SECS = 30.0
     "--timeout",
     "timeout_secs",
     metavar="SECS",
-    type=click.FloatRange(min=0),
+    type=Amount(min=0),
     default=600.0,
     show_default=True,
     help="How long to wait for the commit.",

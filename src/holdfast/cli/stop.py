@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from holdfast.cli import output
+from holdfast.cli.amounts import Amount
 from holdfast.cli.output import counted
 from holdfast.clock import Clock, SystemClock
 from holdfast.engine.lifecycle.attempts import read_attempts
@@ -40,7 +41,7 @@ ENDING_SECS = 10.0
     "--timeout",
     "timeout_secs",
     metavar="SECS",
-    type=click.FloatRange(min=0),
+    type=Amount(min=0),
     default=60.0,
     show_default=True,
     help="How long to wait until they have ended.",

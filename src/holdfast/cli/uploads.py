@@ -7,6 +7,7 @@ from datetime import timedelta
 import click
 
 from holdfast.cli import output
+from holdfast.cli.amounts import Amount
 from holdfast.cli.output import counted
 from holdfast.clock import SystemClock
 from holdfast.store.location import RunLocation
@@ -21,7 +22,7 @@ DEFAULT_HOURS = 24.0
 @click.option(
     "--older-than",
     metavar="HOURS",
-    type=click.FloatRange(min=0),
+    type=Amount(min=0),
     default=DEFAULT_HOURS,
     show_default=True,
     help="Only those that were begun before; a younger one may be under way.",

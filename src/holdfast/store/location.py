@@ -96,6 +96,18 @@ class RunLocation:
         """The run's record, without which a directory is no run."""
         return self.folder / RUN_FILE
 
+    def has_no_run(self) -> bool:
+        """Return whether no run is there; False for a URL, and where that cannot be told."""
+        if self.is_url:
+            return False
+        try:
+            self.record.lstat()
+        except (FileNotFoundError, NotADirectoryError):
+            return True
+        except OSError:
+            pass
+        return False
+
     def bucket_and_prefix(self) -> tuple[str, str]:
         """Return the bucket's URL and the prefix of the run in it; this must be a URL."""
         scheme, _, rest = self.text.partition("://")

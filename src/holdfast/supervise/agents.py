@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import os
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import datetime
@@ -28,7 +28,7 @@ from holdfast.observe.events.writer import EventWriter
 from holdfast.observe.run_status import JobStatus
 from holdfast.store.location import RunLocation, open_durable
 from holdfast.supervise.stacks import keep_stacks
-from holdfast.trainer.process.end_report import TrainerOpened
+from holdfast.trainer.process.end_report import TrainerEnd, TrainerOpened
 
 POLL_SECS = 0.1
 MOVED_SECS = 3.0
@@ -61,6 +61,8 @@ class Agents:
         """By run id and host, because the path changes if the run's directory is moved."""
         self._run_ids: dict[str, list[str]] = {}
         """The ids of the runs that were opened at each path or URL, the newest last."""
+        self._in_use: set[str] = set()
+        """Where the last start that has opened runs had them open when it ended."""
 
     def served(self) -> list[AgentOfRun]:
         """Return all of them, in the order of their runs and hosts."""
@@ -86,25 +88,37 @@ class Agents:
             self.add_agent(moved)
         return statuses
 
-    def moved_run(self) -> str:
-        """Return which run was moved while the command used it, and where to; empty: none was.
+    def note_end(self, opened: Iterable[TrainerOpened], ends: Iterable[TrainerEnd]) -> None:
+        """Note which runs a start had open when it ended, or closed when they were gone."""
+        left = Counter((report.pid, report.run) for report in opened)
+        if left:
+            left.subtract((end.pid, end.run) for end in ends if not end.is_gone)
+            self._in_use = {run for (_, run), count in left.items() if count > 0}
 
-        Its agent, which lives on, finds where it is within `MOVED_SECS`.
+    def gone_run(self) -> str:
+        """Return which run went from its place while the command used it; empty: none did.
+
+        If it was moved within its file system, its agent, which lives on, finds where it is within
+        `MOVED_SECS`.
         """
         gone = {
             ids[-1]: place
             for place, ids in self._run_ids.items()
-            if not (RunLocation(place).is_url or os.path.lexists(RunLocation(place).record))
+            if place in self._in_use and RunLocation(place).has_no_run()
         }
         until_secs = self._clock.monotonic() + MOVED_SECS
         while gone:
             served = [own for own in self._served if own[0] in gone]
             statuses = [status for own in served for status in _statuses_of(*own)]
             for status in statuses:
-                if status.run != gone[status.run_id]:
+                if not RunLocation(status.run).has_no_run():
                     return f"the run at {gone[status.run_id]} was moved to {status.run}"
             if not statuses or self._clock.monotonic() >= until_secs:
-                break
+                place = next(iter(gone.values()))
+                return (
+                    f"the run at {place} is not there any more (removed, unmounted, or moved to "
+                    "another file system)"
+                )
             self._clock.sleep(POLL_SECS)
         return ""
 

@@ -150,7 +150,7 @@ class Restarts:
         self._failures: dict[str, deque[float]] = {}
 
     def decide(
-        self, end: End, now_secs: float, *, has_progress: bool | None, moved_run: str = ""
+        self, end: End, now_secs: float, *, has_progress: bool | None, gone_run: str = ""
     ) -> Decision:
         """Return what follows an end.
 
@@ -159,8 +159,8 @@ class Restarts:
             now_secs: The time, by the monotonic clock.
             has_progress: A newer checkpoint was made since the end before; None: the command has
                 opened no run.
-            moved_run: Which run was moved from where the command opens it, and where to, in words;
-                empty: none was.
+            gone_run: Which run is not where the command opens it any more, and where it is, in
+                words; empty: none.
         """
         is_over = end.cause in (EndCause.FINISHED, EndCause.STOPPED) or end.is_told_to
         budget = end.cause if end.cause in self._budgets.by_cause else None
@@ -176,10 +176,10 @@ class Restarts:
             return Decision(restart_in_secs=secs, count_text=text)
         named_host = self._note_host(end, now_secs)
         reason = self._reason_to_stop(end, has_progress)
-        if moved_run:
+        if gone_run:
             reason = (
-                f"{moved_run}, so that a restart would begin a new run: move it back, or start the "
-                "command with its new place"
+                f"{gone_run}, so that a restart would begin a new run: move it back, or start the "
+                "command with its new place, or again if a new run is wanted"
             )
         limit = self._limit(budget)
         if self._used[budget] >= limit:

@@ -22,7 +22,7 @@ from holdfast.supervise.hang_watch import HangReport, HangWatch, end_hanging
 from holdfast.supervise.own_folder import own_folder
 from holdfast.supervise.restarted_workers import RestartedWorkers
 from holdfast.supervise.restarts import Budgets, Decision, Restarts
-from holdfast.trainer.process.end_report import reported_openings
+from holdfast.trainer.process.end_report import reported_ends, reported_openings
 
 NOTICE_SECS = 0.25
 """How often to look for the agents of the command's processes."""
@@ -87,7 +87,7 @@ class Supervisor:
                 end,
                 self._clock.monotonic(),
                 has_progress=self._progress.take(),
-                moved_run=self._agents.moved_run(),
+                gone_run=self._agents.gone_run(),
             )
             self._tell(end, decision, count)
             ended = Ended(code=end.code, cause=end.cause, started=started)
@@ -109,7 +109,9 @@ class Supervisor:
             with self._signals.passed_on(lambda: self._starts.start(environment)) as child:
                 code, hang = self._wait(child, folder)
             self._look(folder)
-            self._opened = {report.pid for report in reported_openings(folder)}
+            openings = reported_openings(folder)
+            self._opened = {report.pid for report in openings}
+            self._agents.note_end(openings, reported_ends(folder))
             evidence = watch.evidence(code, self._signals.received, child.pid)
         if hang is not None:
             evidence = dataclasses.replace(

@@ -33,6 +33,7 @@ from holdfast.clock import SystemClock
 from holdfast.environment import PROOF_VARIABLE, SUPERVISED_VARIABLE
 from holdfast.format.json_codec import decode
 from holdfast.host.wire.config import AgentConfig
+from holdfast.store.location import RunLocation
 from holdfast.trainer.opening.agent_session import AgentSession
 from holdfast.trainer.process.stack_dumps import write_stacks_on_demand
 from holdfast.trainer.save.save_schedule import SaveSchedule
@@ -90,6 +91,7 @@ class TrainerEnd(msgspec.Struct, frozen=True, kw_only=True):
         announced_secs: When the preemption was announced to this process, by the host's monotonic
             clock; None: it was not.
         lost_secs: When this process first saw that another rank had ended; None: it saw none.
+        is_gone: The run was not at its path any more.
     """
 
     run: str
@@ -100,6 +102,7 @@ class TrainerEnd(msgspec.Struct, frozen=True, kw_only=True):
     is_finished: bool
     announced_secs: float | None = None
     lost_secs: float | None = None
+    is_gone: bool = False
 
 
 class TrainerError(msgspec.Struct, frozen=True, kw_only=True):
@@ -229,6 +232,7 @@ class SupervisorLink:
             is_finished=is_finished,
             announced_secs=announced_secs,
             lost_secs=lost_secs,
+            is_gone=RunLocation(opened.run).has_no_run(),
         )
         self._write(end, "end")
 
