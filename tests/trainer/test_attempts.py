@@ -31,6 +31,7 @@ from holdfast.host.wire.agent_directory import user_name
 from holdfast.local_agent.client import AgentGoneError
 from holdfast.store.disk import DiskStore
 from tests.attempts import attempt_id
+from tests.cli.command_line import holdfast as command
 from tests.hosts import Host, await_events, events, finished, host, is_running, wait_until
 from tests.manifests import folders, manifest_path
 from tests.store.places import mounted
@@ -569,6 +570,9 @@ def test_a_start_on_another_host_waits_for_what_the_first_ones_agent_has_yet_to_
         waits = "attempt 1 of host host-a has ended, and its agent, which serves its own host"
         log = run / "events" / "agent-host-b.log"
         wait_until(lambda: log.exists() and waits in log.read_text())
+        shown = " ".join(command(other, "status", run).stdout.split())
+        assert f"starting waits: {waits}" in shown
+        assert "runs while trainers are attached" in shown
         filler.unlink()
         assert json.loads(second.stdout.readline())["start"] == newest + 1
         second.kill()

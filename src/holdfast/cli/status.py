@@ -173,6 +173,7 @@ def _print(agent: protocol.AgentStatus) -> None:
         ("agent", f"process {agent.pid} on host {agent.host}, {_leaving(agent)}"),
         ("memory", f"{size_text(agent.ram_bytes)} in {agent.folder}"),
         *([("prometheus", agent.prometheus_url)] if agent.prometheus_url is not None else []),
+        *([("starting", f"waits: {agent.waits_for}")] if agent.waits_for else []),
         *_named("trainers", [_trainer(trainer) for trainer in agent.trainers]),
         *_named("holds", [_held(held) for held in agent.held]),
     ]
@@ -190,7 +191,7 @@ def _named(name: str, lines: Sequence[str]) -> list[tuple[str, str]]:
 def _leaving(agent: protocol.AgentStatus) -> str:
     if agent.leaves_in_secs is not None:
         return f"ends in {secs_text(agent.leaves_in_secs)}"
-    if agent.trainers:
+    if agent.trainers or agent.waits_for:
         return "runs while trainers are attached"
     is_copying = agent.remote is not None and not agent.pending
     return f"runs until all is {'in the remote tier' if is_copying else 'durable'}"
