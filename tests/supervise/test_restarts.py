@@ -113,6 +113,9 @@ def test_a_start_beside_another_one_of_the_run_uses_up_no_restart_for_ten_minute
     assert waits(decisions("1", *[(busy, None)] * 6)) == [0.5, 1.0, 2.0, 4.0, 8.0, 10.0]
     slow = decisions("1", *[(busy, None)] * 4, apart=301.0)
     assert waits(slow) == [0.5, 1.0, 2.0, None]
+    # A program that opens its run a second time.
+    itself = classify(Evidence(code=1, errors=[reported(RunBusyError("live"), last_step=3)]))
+    assert waits(decisions("1", (itself, True), (itself, True))) == [0.0, None]
     # Another end begins the time anew, and counts.
     mixed = decisions("1", (busy, None), (FAILED, None), (busy, None), (FAILED, None), apart=301.0)
     assert waits(mixed) == [0.5, 1.0, 2.0, None]

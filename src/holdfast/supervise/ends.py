@@ -123,8 +123,12 @@ class End:
 
     @property
     def is_refused(self) -> bool:
-        """Whether another start has the run, such as a job that this one replaces and that ends."""
-        return self.error is not None and "RunBusyError" in self.error.kinds
+        """Whether another start has the run, such as a job that this one replaces and that ends.
+
+        A start that has made a step has had a run, and opened it again beside itself.
+        """
+        is_busy = self.error is not None and "RunBusyError" in self.error.kinds
+        return is_busy and self.step is None
 
     @property
     def repeats_as(self) -> tuple[str, int] | None:
