@@ -1,5 +1,6 @@
 import contextlib
 import os
+import re
 import shutil
 import signal
 import sys
@@ -14,6 +15,7 @@ from tests.cli.command_line import (
     holdfast,
     kill_all,
     start_training,
+    train,
     training,
 )
 from tests.hosts import Host, await_events, events, is_running, wait_until
@@ -258,7 +260,29 @@ def test_a_training_whose_directory_was_removed_is_not_begun_anew(
     _, err = process.communicate(timeout=60)
     assert process.returncode == (137 if is_killed else 1), err
     assert f"not restarted: the run at {run} is not there any more" in err
+    assert re.search(rf"error: the run at {run} is not there any more\. .* keeps steps? \d", err)
     assert not run.exists()
+
+
+def test_what_ram_has_of_a_run_stays_although_another_run_is_at_its_place(
+    one_host: Host, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    command = training(run, steps=10**6, sleep=0.02, every=10**6, ram_every=1)
+    process = one_host.start("-m", "holdfast", "run", "--", *command, stem="commands")
+    wait_until(lambda: any(event["step"] >= 3 for event in events(run, "sealed")))
+    (agent,) = answer(one_host, "status", run)["agents"]
+    process.send_signal(signal.SIGSTOP)
+    while run.exists():
+        shutil.rmtree(run, ignore_errors=True)
+    wait_until(lambda: not is_running(agent["pid"]))
+    train(one_host, run, steps=2)
+    process.send_signal(signal.SIGCONT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 1, err
+    assert re.search(rf"error: the run at {run} is another one .* keeps steps? \d", err)
+    left = answer(one_host, "status")["left_behind"]
+    assert [(tier["run_id"], tier["ram_bytes"] > 0) for tier in left] == [(agent["run_id"], True)]
 
 
 def test_a_start_beside_the_one_that_it_replaces_waits_for_its_end_and_uses_up_no_restart(

@@ -20,7 +20,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 from holdfast.clock import SystemClock
-from holdfast.errors import StorageError
+from holdfast.engine.lifecycle.run import read_run_record
+from holdfast.errors import (
+    AgentUnavailableError,
+    CheckpointDamagedError,
+    NewerFormatError,
+    StorageError,
+)
 from holdfast.format.json_codec import decode
 from holdfast.host.agent import Agent
 from holdfast.host.driver.agent_run import open_run
@@ -33,7 +39,7 @@ from holdfast.local_agent.detached_process import ALREADY_RUNNING
 from holdfast.local_agent.place import SOCKET, locked_place
 from holdfast.observe.events.schema import AgentLeft, AgentStarted
 from holdfast.store.files.file_system import LOCAL, FileSystem
-from holdfast.store.location import RunLocation
+from holdfast.store.location import RunLocation, open_durable
 from holdfast.store.run_directory import RunDirectory
 
 NICENESS = 10
@@ -66,7 +72,7 @@ def main(argument: str, on_placed: Callable[[int], None], files: FileSystem = LO
         if not is_mine:
             return ALREADY_RUNNING
         location = RunLocation(config.run)
-        _check_place(location)
+        _check_place(location, config.run_id)
         with logging_into(location.folder, config.host):
             _lower_priority()
             _raise_limits()
@@ -83,14 +89,27 @@ def main(argument: str, on_placed: Callable[[int], None], files: FileSystem = LO
     return 0
 
 
-def _check_place(location: RunLocation) -> None:
-    """Refuse to start without the run's directory, which no agent creates."""
+def _check_place(location: RunLocation, run_id: str) -> None:
+    """Refuse to start without the run's directory, which no agent creates, or in another run's.
+
+    For the agent of a run that was moved, what RAM has of it would be foreign there, and dropped.
+    """
     location.make_folder()
-    if not location.is_url and RunDirectory(location.folder).identity is None:
+    if location.is_url:
+        return
+    if RunDirectory(location.folder).identity is None:
         raise StorageError(
             f"start the agent of {location}: there is no such directory; it was deleted, moved or "
             "unmounted"
         )
+    # Openings deal with a record that is damaged or missing.
+    with contextlib.suppress(StorageError, CheckpointDamagedError, NewerFormatError):
+        found = read_run_record(open_durable(location.text, SystemClock()), location.text).run_id
+        if found != run_id:
+            raise AgentUnavailableError(
+                f"start the agent of {location}: expected run {run_id}, found {found}; the "
+                "directory was replaced, and what RAM has of the former stays there"
+            )
 
 
 def _leave(folder: Path, is_needless: bool) -> None:

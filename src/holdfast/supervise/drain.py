@@ -13,7 +13,15 @@ from datetime import datetime
 
 from holdfast.clock import Clock
 from holdfast.engine.lifecycle.catalog import list_checkpoints
-from holdfast.errors import AgentUnavailableError, HoldfastError
+from holdfast.engine.lifecycle.run import read_run_record
+from holdfast.errors import (
+    AgentUnavailableError,
+    CheckpointDamagedError,
+    HoldfastError,
+    NewerFormatError,
+    ObjectNotFoundError,
+)
+from holdfast.host.tiers.ram_place import kept_text
 from holdfast.host.wire.agent_directory import agent_folders
 from holdfast.host.wire.agents_here import status_of
 from holdfast.host.wire.config import AgentConfig
@@ -29,6 +37,7 @@ from holdfast.observe.events.schema import (
     Event,
     TrainerLost,
 )
+from holdfast.store.durable import DurableStore
 from holdfast.store.location import RunLocation, open_durable
 from holdfast.supervise.agents import AgentOfRun
 from holdfast.trainer.opening.ram_tier import ram_store
@@ -74,6 +83,10 @@ def drain(
     return problems
 
 
+class _RunGoneError(HoldfastError):
+    """Only RAM has checkpoints of a run that is not at its place any more."""
+
+
 class _Waiting:
     """The wait for one agent."""
 
@@ -86,16 +99,14 @@ class _Waiting:
 
     def wait(self, deadline: float, is_ending: Callable[[], bool]) -> list[str]:
         """Wait until all saves are durable; return a line for each checkpoint that is not."""
-        failing_until = float("inf")
         note_at = self._clock.monotonic() + QUIET_SECS
         while True:
-            lines, is_failing = self._look()
+            lines, patience_secs = self._look(is_ending)
             if not lines:
                 return []
             now = self._clock.monotonic()
-            if is_failing:
-                failing_until = min(failing_until, now + FAILING_SECS)
-            if now >= min(deadline, failing_until) or is_ending():
+            deadline = min(deadline, now + patience_secs)
+            if now >= deadline or is_ending():
                 return lines
             if now >= note_at:
                 more = len(lines) - SHOWN_MAX
@@ -104,29 +115,33 @@ class _Waiting:
                 note_at = float("inf")
             self._clock.sleep(POLL_SECS)
 
-    def _look(self) -> tuple[list[str], bool]:
-        """Return a line for each checkpoint that is not durable, and whether one has failed."""
+    def _look(self, is_ending: Callable[[], bool]) -> tuple[list[str], float]:
+        """Return a line for each checkpoint that is not durable, and how long to wait for them."""
         try:
-            status = self._status()
+            status = self._status(is_ending)
+        except _RunGoneError as error:
+            return [str(error)], 0.0
         except HoldfastError as error:
-            return [str(error)], True
+            return [str(error)], FAILING_SECS
         undone = self._undone(status) if status is not None else []
         for held in undone:
             if held.failed is not None:
                 self._reasons[_age(held)] = held.failed
         is_failing = any(_age(held) in self._reasons for held in undone)
-        return [self._line(held) for held in undone], is_failing
+        secs = FAILING_SECS if is_failing else float("inf")
+        return [self._line(held) for held in undone], secs
 
-    def _status(self) -> AgentStatus | None:
+    def _status(self, is_ending: Callable[[], bool]) -> AgentStatus | None:
         """Return the agent's status; None if it has ended and RAM holds nothing to make durable.
 
         If it has ended and RAM holds such checkpoints, another agent is started.
 
         Raises:
+            _RunGoneError: RAM holds such checkpoints, and the run is not at its place any more.
             HoldfastError: No agent can be started, or it does not answer.
         """
-        until = self._clock.monotonic() + LEAVE_SECS
-        while self._clock.monotonic() < until:
+        began = self._clock.monotonic()
+        while self._clock.monotonic() < began + LEAVE_SECS and not is_ending():
             folder = find_agent(self._served.run_id, self._served.host)
             if folder is None and not self._is_leaving():
                 if not self._has_orphans():
@@ -144,22 +159,46 @@ class _Waiting:
             self._clock.sleep(POLL_SECS)
         raise AgentUnavailableError(
             f"wait for the agent of {self._served.run}: its process is alive, but has not answered "
-            f"for {LEAVE_SECS:.0f} s"
+            f"for {self._clock.monotonic() - began:.0f} s"
         )
 
     def _is_leaving(self) -> bool:
         return any(map(is_locked, agent_folders(self._served.run_id, self._served.host)))
 
     def _has_orphans(self) -> bool:
-        """Return whether RAM holds a complete checkpoint that is not durable."""
+        """Return whether RAM holds a complete checkpoint that is not durable.
+
+        Raises:
+            _RunGoneError: It does, and the run is not at its place any more.
+            HoldfastError: RAM or storage cannot be read.
+        """
         ram = ram_store(self._served.run_id, self._served.host, self._clock)
         if ram is None:
             return False
-        durable = list_checkpoints(open_durable(self._served.run, self._clock))
-        return any(
-            listing.is_complete and not (checkpoint in durable and durable[checkpoint].is_committed)
+        store = open_durable(self._served.run, self._clock)
+        durable = list_checkpoints(store)
+        orphans = [
+            checkpoint
             for checkpoint, listing in list_checkpoints(ram).items()
-        )
+            if listing.is_complete
+            and not (checkpoint in durable and durable[checkpoint].is_committed)
+        ]
+        if orphans and (problem := self._gone_text(store)):
+            raise _RunGoneError(f"{problem}. {kept_text(ram.root.parent, orphans)}")
+        return bool(orphans)
+
+    def _gone_text(self, store: DurableStore) -> str:
+        """Return that the run is not at its place any more; empty: it is, or that is not known."""
+        place = self._served.run
+        try:
+            found = read_run_record(store, place).run_id
+        except ObjectNotFoundError:
+            return f"the run at {place} is not there any more"
+        except (CheckpointDamagedError, NewerFormatError):
+            return ""
+        if found == self._served.run_id:
+            return ""
+        return f"the run at {place} is another one than before ({found})"
 
     def _undone(self, status: AgentStatus) -> list[HeldStatus]:
         """Return the checkpoints that must still become durable.

@@ -151,6 +151,25 @@ def test_what_may_be_in_ram_alone_stays_there_when_the_directory_is_gone(
         assert [member.is_alive for member in record.members] == [False]
 
 
+def test_what_is_saved_until_the_trainers_read_that_the_directory_is_gone_stays_too(
+    tmp_path: Path,
+) -> None:
+    with in_process_host(tmp_path) as host:
+        host.ram_preserve = LatestN(1)
+        host.start_agent()
+        trainer = host.attach()
+        host.save(trainer, 1)
+        host.settle()
+        shutil.rmtree(host.run)
+        assert look(host).is_lost
+        # It takes the place of step 1.
+        host.save(trainer, 2, durable=False)
+        host.settle()
+        host.crash_agent()
+        ram, _ = host.stores()
+        assert [c.step for c, listing in list_checkpoints(ram).items() if listing.parts] == [2]
+
+
 def test_an_agent_that_leaves_an_unmounted_directory_keeps_what_ram_alone_has(
     tmp_path: Path,
 ) -> None:

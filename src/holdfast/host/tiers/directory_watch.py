@@ -68,7 +68,7 @@ class DirectoryWatch:
         self._unsaved = unsaved
         self._wake = wake
         self.kept: Collection[CheckpointId] = ()
-        """What stays in RAM of a run that is gone."""
+        """What was to stay in RAM when the run was found gone."""
         self._noted: RamPlace | None = None
         self._unreachable_since: float | None = None
         self._leaves_at: float | None = None
@@ -76,7 +76,7 @@ class DirectoryWatch:
 
     @property
     def is_lost(self) -> bool:
-        """Whether the directory is gone, and this host's RAM of the run but `kept` is freed."""
+        """Whether the directory is gone, and the agent leaves."""
         return self._leaves_at is not None
 
     def leaves_in_secs(self) -> float:
@@ -177,15 +177,17 @@ class DirectoryWatch:
         self._wake()
 
     def free_rest(self) -> None:
-        """Free the RAM of a run that is gone, except what is kept; call it once nothing is written.
+        """Free what is durable of the RAM of a run that is gone; call it once nothing is written.
 
         A failure is reported, and leaves the RAM in use.
         """
         if not self.is_lost or not self.kept:
             return
         self._part_with_trainers()
+        # Until the trainers read the notice, they may have saved others in the place of those.
+        kept = {*self.kept, *self._unsaved()}
         for checkpoint in self._ram.checkpoints():
-            if checkpoint not in self.kept:
+            if checkpoint not in kept:
                 self._ram.free_checkpoint(checkpoint)
         try:
             self._ram.pool.evict(self._ram.pool.free_slots())
