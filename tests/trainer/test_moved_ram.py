@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from holdfast.adapt.contract import OwnProcess
@@ -13,11 +14,13 @@ from holdfast.clock import SystemClock
 from holdfast.engine.lifecycle.identity import Finding
 from holdfast.engine.lifecycle.run import read_run_record
 from holdfast.environment import HOST_VARIABLE, RAM_VARIABLE
-from holdfast.errors import RunBusyError
+from holdfast.errors import AgentUnavailableError, RunBusyError
 from holdfast.format.names import RUN_FILE
 from holdfast.format.records import RunRecord
 from holdfast.format.sealed import seal
+from holdfast.host.process import main
 from holdfast.host.tiers.ram_place import PLACE, note_place, noted_place
+from holdfast.host.wire.config import AgentConfig
 from holdfast.store.disk import DiskStore
 from holdfast.trainer.opening.moved_runs import find_with_ram
 from holdfast.trainer.opening.opening import open_run
@@ -232,3 +235,13 @@ def test_where_it_cannot_be_decided_the_start_is_refused_and_names_the_steps(
         opened_id(new)
     assert {path: path.read_bytes() for path in new.rglob("*") if path.is_file()} == before
     assert opened_id(new, takeover=True) == RUN_ID
+
+
+def test_no_agent_of_a_run_starts_in_the_directory_of_another_one(tmp_path: Path) -> None:
+    run, folder = tmp_path / "run", tmp_path / "agent"
+    run.mkdir()
+    folder.mkdir()
+    DiskStore(run, CLOCK).put(RUN_FILE, seal(RunRecord(run_id=RUN_ID, time=CLOCK.now())))
+    config = AgentConfig(run=str(run), run_id="f" * 32, host="h", folder=str(folder))
+    with pytest.raises(AgentUnavailableError, match=f"expected run {'f' * 32}, found {RUN_ID}"):
+        main(msgspec.json.encode(config).decode(), lambda code: None)
