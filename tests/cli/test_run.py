@@ -174,8 +174,9 @@ def test_a_signal_between_two_starts_ends_it(one_host: Host) -> None:
     while "restart 3 of 9" not in process.stderr.readline():
         pass
     process.terminate()
-    process.communicate(timeout=60)
+    _, err = process.communicate(timeout=60)
     assert process.returncode == 5
+    assert err.endswith("holdfast run: exit code 5; not restarted: SIGTERM received\n")
 
 
 def test_a_signal_reaches_all_that_the_command_started(one_host: Host) -> None:
@@ -307,6 +308,8 @@ def test_a_start_beside_the_one_that_it_replaces_waits_for_its_end_and_uses_up_n
     _, err = second.communicate(timeout=60)
     assert second.returncode == 0, err
     assert "RunBusyError" in said
+    # It was no end of the training that had the run.
+    assert [event["cause"] for event in events(run, "command_ended")] == ["preempted"]
 
 
 def test_what_stands_in_ram_alone_is_durable_when_it_returns(

@@ -4,6 +4,8 @@ from msgspec import structs
 
 from holdfast.clock import SystemClock
 from holdfast.format.names import RUN_FILE
+from holdfast.observe.events.reader import read_events
+from holdfast.observe.events.schema import CommandEnded
 from holdfast.supervise.agents import Agents
 from holdfast.trainer.process.end_report import TrainerEnd, TrainerOpened
 
@@ -64,6 +66,22 @@ def test_a_run_that_went_while_it_was_open_is_gone(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / RUN_FILE).write_bytes(b"")
     assert not gone(closes=0)
+
+
+def test_an_end_is_in_the_events_of_the_runs_that_had_it(tmp_path: Path) -> None:
+    lines: list[str] = []
+    agents = Agents(SystemClock(), lines.append)
+    runs = [tmp_path / name for name in ("before", "last", "gone")]
+    for run in runs[:2]:
+        run.mkdir()
+        (run / RUN_FILE).write_bytes(b"")
+    starts = [opened(run, run.name, 1.0) for run in runs]
+    for reports in (starts[:1], starts[1:], []):
+        agents.note_agents(reports)
+        agents.note_end(reports, [])
+    agents.report_event(CommandEnded(cause="killed", code=137, reason="", restarts=0))
+    assert [len(read_events(run, CommandEnded)) for run in runs] == [0, 1, 0]
+    assert lines == []
 
 
 def test_a_run_in_a_bucket_is_never_found_gone(tmp_path: Path) -> None:

@@ -61,8 +61,10 @@ class Agents:
         """By run id and host, because the path changes if the run's directory is moved."""
         self._run_ids: dict[str, list[str]] = {}
         """The ids of the runs that were opened at each path or URL, the newest last."""
+        self._opened_last: set[str] = set()
+        """The ids of the runs that the last start to open any has opened."""
         self._in_use: set[str] = set()
-        """Where the last start that has opened runs had them open when it ended."""
+        """Where it had them open when it ended."""
 
     def served(self) -> list[AgentOfRun]:
         """Return all of them, in the order of their runs and hosts."""
@@ -89,9 +91,11 @@ class Agents:
         return statuses
 
     def note_end(self, opened: Iterable[TrainerOpened], ends: Iterable[TrainerEnd]) -> None:
-        """Note which runs a start had open when it ended, or closed when they were gone."""
+        """Note which runs a start has opened, and had open, or closed too late, when it ended."""
+        opened = list(opened)
         left = Counter((report.pid, report.run) for report in opened)
         if left:
+            self._opened_last = {report.run_id for report in opened}
             left.subtract((end.pid, end.run) for end in ends if not end.is_gone)
             self._in_use = {run for (_, run), count in left.items() if count > 0}
 
@@ -134,8 +138,14 @@ class Agents:
         ids.append(report.run_id)
 
     def report_event(self, event: CommandEnded) -> None:
-        """Add an event to the runs, through their agents; an agent that has ended is not needed."""
+        """Add an event to the runs, through their agents; an agent that has ended is not needed.
+
+        Those are the runs that the last start has opened. One that is gone has no events.
+        """
         for served in self._served.values():
+            is_of_last = not self._opened_last or served.run_id in self._opened_last
+            if not is_of_last or RunLocation(served.run).has_no_run():
+                continue
             try:
                 folder = find_agent(served.run_id, served.host)
                 if folder is not None:

@@ -245,7 +245,7 @@ def spawn(
         )
         raise CommandNotRunError(NOT_FOUND, f"run {command[0]}: {reason}") from error
     except OSError as error:
-        reason = f"run {command[0]}: {error.strerror}"
+        reason = f"run {command[0] or repr('')}: {error.strerror}"
         raise CommandNotRunError(NOT_EXECUTABLE, reason) from error
     process.returncode = 0  # unknown; without one, `subprocess` would warn and reap it too
     return process.pid

@@ -165,8 +165,9 @@ def classify(evidence: Evidence) -> End:
     if code == 0:
         return ended(EndCause.FINISHED, "exit code 0")
     if is_told_to:
-        names = ", ".join(map(signal_text, received))
-        return ended(EndCause.STOPPED, f"{names} was forwarded")
+        names = [*dict.fromkeys(map(signal_text, received))]
+        was = "was" if len(names) == 1 else "were"
+        return ended(EndCause.STOPPED, f"{' and '.join(names)} {was} forwarded")
     return _failure(evidence)
 
 

@@ -66,7 +66,7 @@ def parse_command(command: Sequence[str]) -> PythonProgram:
     """
     path = shutil.which(command[0])
     if path is None:
-        raise InvalidArgumentError(f"{command[0]} is not found")
+        raise InvalidArgumentError(f"{command[0]} is not found, or not executable")
     line = _first_line(path)
     if line is None:
         if not _INTERPRETER.fullmatch(os.path.basename(path)):

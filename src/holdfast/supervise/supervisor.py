@@ -16,8 +16,8 @@ from holdfast.local_agent.place import host_name
 from holdfast.observe.events.schema import CommandEnded
 from holdfast.supervise.agents import Agents
 from holdfast.supervise.attempt_watch import AttemptWatch, CheckpointProgress
-from holdfast.supervise.command import Child, Signals, Starts, kill_left
-from holdfast.supervise.ends import End, EndCause, Evidence, classify
+from holdfast.supervise.command import ENDING, Child, Signals, Starts, kill_left
+from holdfast.supervise.ends import End, EndCause, Evidence, classify, signal_text
 from holdfast.supervise.hang_watch import HangReport, HangWatch, end_hanging
 from holdfast.supervise.own_folder import own_folder
 from holdfast.supervise.restarted_workers import RestartedWorkers
@@ -97,6 +97,8 @@ class Supervisor:
             kill_left(self._opened, SUPERVISED_VARIABLE, self._reports)
             if not self._rested(decision.restart_in_secs):
                 evidence = Evidence(code=end.code, received=tuple(self._signals.received))
+                name = signal_text(next(n for n in evidence.received if n in ENDING))
+                self._note(f"holdfast run: exit code {end.code}; not restarted: {name} received")
                 return dataclasses.replace(ended, cause=classify(evidence).cause)
 
     def _run_once(self, restart_count: int) -> tuple[Child, End]:
@@ -108,11 +110,13 @@ class Supervisor:
             environment = os.environ | own
             with self._signals.passed_on(lambda: self._starts.start(environment)) as child:
                 code, hang = self._wait(child, folder)
+            # Later ones were not forwarded to it.
+            received = tuple(self._signals.received)
             self._look(folder)
             openings = reported_openings(folder)
             self._opened = {report.pid for report in openings}
             self._agents.note_end(openings, reported_ends(folder))
-            evidence = watch.evidence(code, self._signals.received, child.pid)
+            evidence = watch.evidence(code, received, child.pid)
         if hang is not None:
             evidence = dataclasses.replace(
                 evidence, hang=hang.reason, hang_step=hang.step, stacks=hang.stacks
@@ -160,7 +164,8 @@ class Supervisor:
                 f"holdfast run: host {decision.named_host} failed 3 times within an hour: look at "
                 "it, or leave it out"
             )
-        if end.cause is not EndCause.FINISHED:
+        # A refused start is no end of the training that has the run.
+        if end.cause is not EndCause.FINISHED and not end.is_refused:
             self._agents.report_event(
                 CommandEnded(
                     cause=end.cause.value,
