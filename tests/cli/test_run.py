@@ -18,7 +18,7 @@ from tests.cli.command_line import (
     train,
     training,
 )
-from tests.hosts import Host, await_events, events, is_running, wait_until
+from tests.hosts import Host, await_events, events, is_running, stop, wait_until
 from tests.manifests import manifest_path
 
 FAILING = "import os, sys; n = os.environ['HOLDFAST_RESTART_COUNT']; print(n); sys.exit({0})"
@@ -322,6 +322,31 @@ def test_what_stands_in_ram_alone_is_durable_when_it_returns(
     newest = max(event["step"] for event in events(run, "sealed"))
     assert newest >= 1
     assert manifest_path(run, newest).exists()
+
+
+def test_an_accepted_save_that_ended_with_its_trainer_is_an_error(
+    one_host: Host, tmp_path: Path
+) -> None:
+    run, may_save = tmp_path / "run", tmp_path / "may save"
+    # The agent is stopped, so that the save waits for its slot when the program leaves.
+    code = (
+        "import os, time, numpy, holdfast\n"
+        f"manager = holdfast.CheckpointManager({str(run)!r})\n"
+        "print(os.getpid(), flush=True)\n"
+        f"while not os.path.exists({str(may_save)!r}): time.sleep(0.01)\n"
+        "manager.save(0, {'w': numpy.zeros(10)}, force=True)\n"
+        "os._exit(0)\n"
+    )
+    process = one_host.start("-m", "holdfast", "run", "--", *python(code), stem="commands")
+    trainer = int(await_line(process, ""))
+    agent = one_host.agent().pid
+    stop(agent)
+    may_save.touch()
+    wait_until(lambda: not is_running(trainer))
+    os.kill(agent, signal.SIGCONT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 1, err
+    assert f"step 0 (attempt 1) of {run} is lost: rank 0 ended without closing" in err
 
 
 def test_what_a_killed_agent_left_is_made_durable_too(one_host: Host, tmp_path: Path) -> None:

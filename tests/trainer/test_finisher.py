@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -232,6 +233,25 @@ def test_closing_does_not_take_a_refused_save_for_an_omitted_one(
     (text,) = [r.message for r in caplog.records if "closing after step 1" in r.message]
     assert "whose save was refused: the newest checkpoint is of step 0" in text
     assert "manager.finish" not in text
+
+
+@pytest.mark.parametrize(("code", "is_told"), [(0, True), (None, True), (3, False)])
+def test_closing_tells_the_same_where_the_program_leaves_the_block_by_an_exit(
+    one_host: Host,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    code: int | None,
+    is_told: bool,
+) -> None:
+    def train() -> None:
+        with manager(tmp_path / "run") as training:
+            training.save(0, state(0), force=True)
+            training.save(1, state(1))
+            sys.exit(code)
+
+    with pytest.raises(SystemExit):
+        train()
+    assert ("closing after step 1" in caplog.text) == is_told
 
 
 def test_closing_tells_nothing_after_an_error(

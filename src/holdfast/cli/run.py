@@ -217,6 +217,7 @@ def run(
             drain_secs,
             ended.started,
             lambda: signals.is_ending,
+            left_open=agents.left_open if ended.code == 0 else (),
             clock=clock,
             note=output.note,
         )

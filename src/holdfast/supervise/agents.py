@@ -64,7 +64,9 @@ class Agents:
         self._opened_last: set[str] = set()
         """The ids of the runs that the last start to open any has opened."""
         self._in_use: set[str] = set()
-        """Where it had them open when it ended."""
+        """Where it had them open when it ended, or closed them when they were gone."""
+        self.left_open: set[str] = set()
+        """The ids of those that it did not close."""
 
     def served(self) -> list[AgentOfRun]:
         """Return all of them, in the order of their runs and hosts."""
@@ -91,13 +93,13 @@ class Agents:
         return statuses
 
     def note_end(self, opened: Iterable[TrainerOpened], ends: Iterable[TrainerEnd]) -> None:
-        """Note which runs a start has opened, and had open, or closed too late, when it ended."""
-        opened = list(opened)
-        left = Counter((report.pid, report.run) for report in opened)
-        if left:
+        """Note what a start that has ended had opened, and has closed."""
+        opened, ends = list(opened), list(ends)
+        if opened:
             self._opened_last = {report.run_id for report in opened}
-            left.subtract((end.pid, end.run) for end in ends if not end.is_gone)
-            self._in_use = {run for (_, run), count in left.items() if count > 0}
+            self._in_use = _left_open(opened, [end for end in ends if not end.is_gone])
+            places = _left_open(opened, ends)
+            self.left_open = {report.run_id for report in opened if report.run in places}
 
     def gone_run(self) -> str:
         """Return which run went from its place while the command used it; empty: none did.
@@ -232,6 +234,13 @@ class Agents:
             if event.host == served.host and event.time >= since and not is_closed:
                 return event.of_host
         return None
+
+
+def _left_open(opened: Iterable[TrainerOpened], ends: Iterable[TrainerEnd]) -> set[str]:
+    """Return where runs were opened more often than closed, by any process."""
+    left = Counter((report.pid, report.run) for report in opened)
+    left.subtract((end.pid, end.run) for end in ends)
+    return {run for (_, run), count in left.items() if count > 0}
 
 
 def _statuses_of(run_id: str, host: str) -> list[AgentStatus]:

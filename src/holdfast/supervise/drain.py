@@ -8,7 +8,7 @@ failures after that, and those of trainers that never closed their manager.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from datetime import datetime
 
 from holdfast.clock import Clock
@@ -49,6 +49,8 @@ QUIET_SECS = 1.0
 """After how long a wait is reported."""
 LEAVE_SECS = 20.0
 """How long an agent may be alive without answering."""
+EVENT_SECS = 5.0
+"""How long to wait for the event of a trainer's end."""
 FAILING_SECS = 15.0
 """How long to wait for a checkpoint that failed to become durable, which the agent retries."""
 
@@ -59,6 +61,7 @@ def drain(
     since: datetime,
     is_ending: Callable[[], bool],
     *,
+    left_open: Collection[str] = (),
     clock: Clock,
     note: Callable[[str], None],
 ) -> list[str]:
@@ -69,6 +72,7 @@ def drain(
         secs: The longest wait, for all agents together.
         since: Failures before this time are ignored.
         is_ending: Called during the wait; returns whether to stop waiting.
+        left_open: The ids of the runs that the command did not close although it has succeeded.
         clock: The clock.
         note: Shows one line to the user.
 
@@ -79,7 +83,10 @@ def drain(
     problems = []
     for served in agents:
         waiting = _Waiting(served, clock, note)
-        problems += waiting.wait(deadline, is_ending) or _unreported(served, since)
+        lines = waiting.wait(deadline, is_ending)
+        if not lines and served.run_id in left_open:
+            lines = _cut_short(served, since, clock)
+        problems += lines or _unreported(served, since)
     return problems
 
 
@@ -223,6 +230,32 @@ class _Waiting:
 
 def _age(held: HeldStatus) -> tuple[int, int]:
     return held.attempt, held.step
+
+
+def _cut_short(served: AgentOfRun, since: datetime, clock: Clock) -> list[str]:
+    """Return a line for each trainer whose newest save ended with its process.
+
+    That it has ended may be a moment later in the events than its end.
+    """
+    until_secs = clock.monotonic() + EVENT_SECS
+    while True:
+        events = read_events(RunLocation(served.run).folder, TrainerLost)
+        lost = [event for event in events if event.host == served.host and event.time >= since]
+        if lost or clock.monotonic() >= until_secs:
+            break
+        clock.sleep(POLL_SECS)
+    durable = {
+        (checkpoint.step, checkpoint.attempt.number)
+        for checkpoint, listing in list_checkpoints(open_durable(served.run, clock)).items()
+        if listing.is_committed
+    }
+    return [
+        f"step {event.accepted_step} (attempt {event.run_attempt}) of {served.run} is lost: rank "
+        f"{event.rank} ended without closing its manager before it was complete"
+        for event in lost
+        if event.accepted_step is not None
+        and (event.accepted_step, event.run_attempt) not in durable
+    ]
 
 
 def _unreported(served: AgentOfRun, since: datetime) -> list[str]:

@@ -165,7 +165,8 @@ class CheckpointManager:
     ) -> None:
         if self._parts.lifetime.is_inherited:
             return
-        if error is None:
+        if error is None or (isinstance(error, SystemExit) and error.code in (None, 0)):
+            # Whoever has started the process takes the training for finished.
             self.close()
             return
         self._error = self._session.error = error

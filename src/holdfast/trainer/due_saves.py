@@ -206,6 +206,7 @@ class DueSaves:
         if held is None and not position.steps.accepted:
             self._warn_of_state(state)
         position.steps.note_taken(step, due, place.control.cells)
+        place.publish_accepted(step)
         position.saver.submit(
             SaveRequest(
                 plan=plan,

@@ -88,7 +88,7 @@ class ManagerParts:
                 lost_secs=self.restores.votes.lost_secs,
             )
         left = self.position.session.left
-        if left is not None and left.is_last:
+        if left is not None and left.is_last and not self.run.durable.home.is_gone():
             text = terminal.staying_text(self.run.durable.home.location_text, left)
             if text is not None:
                 log.info("%s", text)

@@ -25,6 +25,7 @@ from holdfast.format.names import STEP_MAX
 from holdfast.host.wire.control_block import (
     NO_STEP,
     ControlBlock,
+    accepted_cell,
     blocked_before_cell,
     blocked_cell,
     blocked_step_cell,
@@ -181,6 +182,11 @@ class StepMeter:
         has_changed = self._positions != self._recorded
         if self._positions and waited_secs >= (PROGRESS_SECS if has_changed else IDLE_SECS):
             self._record(now_secs)
+
+    def accepted_step(self, member: TrainerProcess) -> int | None:
+        """Return the newest step of a trainer whose save was accepted; None: there is none."""
+        step = self._cells[accepted_cell(member.seat)]
+        return step if 0 <= step <= STEP_MAX else None
 
     def leave(self, member: TrainerProcess) -> tuple[int | None, float]:
         """Read the cells of a trainer that has ended a last time, and forget it.

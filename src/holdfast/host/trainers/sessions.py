@@ -627,6 +627,7 @@ class TrainerSessions:
             if member.rank in group.left | group.lost:
                 continue
             group.lost.add(member.rank)
+            accepted_step = self._trainers.meter.accepted_step(member)
             last_step, blocked_secs = self._trainers.meter.leave(member)
             self._run.events.write(
                 TrainerLost(
@@ -634,6 +635,7 @@ class TrainerSessions:
                     pid=member.pid,
                     last_step=last_step,
                     blocked_secs=blocked_secs,
+                    accepted_step=accepted_step,
                 )
             )
             # The coordination assumes that sealed parts are reported before the end of their rank.

@@ -150,6 +150,11 @@ def call_cell(seat: int) -> int:
     return step_cell(seat) + 20
 
 
+def accepted_cell(seat: int) -> int:
+    """Return the index of the cell with the step of the newest save that was accepted there."""
+    return step_cell(seat) + 21
+
+
 def reset_seat(cells: memoryview, seat: int) -> None:
     """Set the cells of a seat as for a trainer that has published nothing."""
     cells[step_cell(seat)] = cells[first_step_cell(seat)] = NO_STEP
@@ -157,6 +162,7 @@ def reset_seat(cells: memoryview, seat: int) -> None:
     for cell in {notice_cell(seat), *range(first_time_cell(seat), step_cell(seat + 1))}:
         cells[cell] = 0
     cells[wait_cells(seat).step] = cells[blocked_step_cell(seat)] = NO_STEP
+    cells[accepted_cell(seat)] = NO_STEP
 
 
 def copy_seat(old: memoryview, old_seat: int, cells: memoryview, seat: int) -> None:

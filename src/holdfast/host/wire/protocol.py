@@ -18,7 +18,7 @@ from holdfast.format.names import PART_COUNT_MAX, STEP_MAX, AttemptId, Checkpoin
 from holdfast.format.records import AttemptRecord
 from holdfast.observe.events.schema import ReportedEvent
 
-PROTOCOL_VERSION = 15
+PROTOCOL_VERSION = 16
 
 PENDING_COUNT_MIN = 3
 PENDING_COUNT_MAX = 32

@@ -264,12 +264,14 @@ class TrainerLost(Event, frozen=True, kw_only=True, tag="trainer_lost"):
         pid: its process.
         last_step: the last step passed to `save`; null: none.
         blocked_secs: as in `progress`.
+        accepted_step: the newest step whose save was accepted; null: none.
     """
 
     rank: RankNumber
     pid: int
     last_step: Step | None = None
     blocked_secs: Secs = 0.0
+    accepted_step: Step | None = None
 
 
 class RanksLost(Event, frozen=True, kw_only=True, tag="ranks_lost"):

@@ -16,6 +16,7 @@ from holdfast.host.wire.agent_directory import WORDS
 from holdfast.host.wire.control_block import (
     ControlBlock,
     WaitCells,
+    accepted_cell,
     blocked_before_cell,
     blocked_cell,
     blocked_step_cell,
@@ -78,6 +79,10 @@ class AgentPlace:
         cells = self.control.cells
         cells[first_time_cell(self.seat)] = int(time.timestamp() * 1e6)
         cells[first_step_cell(self.seat)] = step
+
+    def publish_accepted(self, step: int) -> None:
+        """Publish the step of a save that is accepted; `NO_STEP` where the training goes back."""
+        self.control.cells[accepted_cell(self.seat)] = step
 
     def publish_call(self, since_ns: int) -> int:
         """Publish since when a call of the manager waits, 0: none does; return what was there."""
