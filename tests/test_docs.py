@@ -204,7 +204,7 @@ def test_the_first_example_repeats_nothing_when_it_is_run_again(
         printed = []
         for _ in range(2):
             process = made.start("-W", "error", "example.py", stem=_stem_for(code))
-            out, said = process.communicate(timeout=60)
+            out, said = process.communicate(timeout=300)
             assert process.returncode == 0, said
             assert "closing after" not in said
             printed.append(out.split())
