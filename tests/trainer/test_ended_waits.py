@@ -310,7 +310,8 @@ def test_sigterm_ends_each_wait_for_another_host(
         assert code == -signal.SIGTERM
         return
     assert code == 1, said
-    assert f"WaitInterruptedError: {named}: ended by SIGTERM" in said.splitlines()[-1]
+    # On a busy machine, a line about what is not durable yet may follow.
+    assert f"WaitInterruptedError: {named}: ended by SIGTERM" in said
     if call == "close":
         assert "step 8 may not be safe yet" in said.splitlines()[-1]
         assert "continues from step 4" in said.splitlines()[-1]
