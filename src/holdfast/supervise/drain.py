@@ -235,7 +235,8 @@ def _age(held: HeldStatus) -> tuple[int, int]:
 def _cut_short(served: AgentOfRun, since: datetime, clock: Clock) -> list[str]:
     """Return a line for each trainer whose newest save ended with its process.
 
-    That it has ended may be a moment later in the events than its end.
+    Its end may be a moment late in the events. What was made durable after that save replaces it:
+    launchers start trainers again.
     """
     until_secs = clock.monotonic() + EVENT_SECS
     while True:
@@ -244,17 +245,14 @@ def _cut_short(served: AgentOfRun, since: datetime, clock: Clock) -> list[str]:
         if lost or clock.monotonic() >= until_secs:
             break
         clock.sleep(POLL_SECS)
-    durable = {
-        (checkpoint.step, checkpoint.attempt.number)
-        for checkpoint, listing in list_checkpoints(open_durable(served.run, clock)).items()
-        if listing.is_committed
-    }
+    listed = list_checkpoints(open_durable(served.run, clock))
+    durable = [(c.attempt.number, c.step) for c in listed if listed[c].is_committed]
+    newest = max(durable, default=(0, 0))
     return [
         f"step {event.accepted_step} (attempt {event.run_attempt}) of {served.run} is lost: rank "
         f"{event.rank} ended without closing its manager before it was complete"
         for event in lost
-        if event.accepted_step is not None
-        and (event.accepted_step, event.run_attempt) not in durable
+        if event.accepted_step is not None and (event.run_attempt, event.accepted_step) > newest
     ]
 
 
