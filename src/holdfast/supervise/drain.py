@@ -148,7 +148,7 @@ class _Waiting:
             HoldfastError: No agent can be started, or it does not answer.
         """
         began = self._clock.monotonic()
-        while self._clock.monotonic() < began + LEAVE_SECS and not is_ending():
+        while True:
             folder = find_agent(self._served.run_id, self._served.host)
             if folder is None and not self._is_leaving():
                 if not self._has_orphans():
@@ -163,6 +163,8 @@ class _Waiting:
             if folder is not None:
                 with contextlib.suppress(AgentGoneError):
                     return status_of(folder)
+            if self._clock.monotonic() >= began + LEAVE_SECS or is_ending():
+                break
             self._clock.sleep(POLL_SECS)
         raise AgentUnavailableError(
             f"wait for the agent of {self._served.run}: its process is alive, but has not answered "

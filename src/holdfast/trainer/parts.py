@@ -77,6 +77,8 @@ class ManagerParts:
 
     def release(self) -> None:
         """Release everything, and report the end. After an exception the next call continues."""
+        # Asked first, because it would open the directory again.
+        is_gone = self.run.durable.home.is_gone()
         self.lifetime.close(SAVER_SECS)
         signals, link = self.process.signals, self.process.link
         if link is not None:
@@ -88,7 +90,7 @@ class ManagerParts:
                 lost_secs=self.restores.votes.lost_secs,
             )
         left = self.position.session.left
-        if left is not None and left.is_last and not self.run.durable.home.is_gone():
+        if left is not None and left.is_last and not is_gone:
             text = terminal.staying_text(self.run.durable.home.location_text, left)
             if text is not None:
                 log.info("%s", text)
