@@ -262,7 +262,7 @@ def test_a_training_whose_directory_was_removed_is_not_begun_anew(
     _, err = process.communicate(timeout=60)
     assert process.returncode == (137 if is_killed else 1), err
     assert f"not restarted: the run at {run} is not there any more" in err
-    assert re.search(rf"error: the run at {run} is not there any more\. .* keeps steps? \d", err)
+    assert re.search(rf"error: open {run}: expected a run, .* keeps steps? \d", err)
     assert not run.exists()
 
 

@@ -1,9 +1,10 @@
+import shutil
 from pathlib import Path
 
 from msgspec import structs
 
 from holdfast.clock import SystemClock
-from holdfast.format.names import RUN_FILE
+from holdfast.format.names import ATTEMPTS, RUN_FILE
 from holdfast.observe.events.reader import read_events
 from holdfast.observe.events.schema import CommandEnded
 from holdfast.supervise.agents import Agents
@@ -63,9 +64,13 @@ def test_a_run_that_went_while_it_was_open_is_gone(tmp_path: Path) -> None:
     # A run of a program's own that it closed before it removed it.
     assert not gone(closes=2)
     assert gone(closes=2, is_gone=True)
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / RUN_FILE).write_bytes(b"")
-    assert not gone(closes=0)
+    # Another one is there, or it has lost its record alone.
+    for name in (RUN_FILE, ATTEMPTS):
+        (tmp_path / "run" / name).mkdir(parents=True)
+        assert not gone(closes=0)
+        shutil.rmtree(tmp_path / "run")
+    (tmp_path / "run").write_text("a file")
+    assert gone(closes=0)
 
 
 def test_an_end_is_in_the_events_of_the_runs_that_had_it(tmp_path: Path) -> None:

@@ -13,13 +13,12 @@ from datetime import datetime
 
 from holdfast.clock import Clock
 from holdfast.engine.lifecycle.catalog import list_checkpoints
-from holdfast.engine.lifecycle.run import read_run_record
+from holdfast.engine.lifecycle.run import read_run
 from holdfast.errors import (
     AgentUnavailableError,
-    CheckpointDamagedError,
     HoldfastError,
     NewerFormatError,
-    ObjectNotFoundError,
+    NotARunError,
 )
 from holdfast.host.tiers.ram_place import kept_text
 from holdfast.host.wire.agent_directory import agent_folders
@@ -197,13 +196,13 @@ class _Waiting:
         return bool(orphans)
 
     def _gone_text(self, store: DurableStore) -> str:
-        """Return that the run is not at its place any more; empty: it is, or that is not known."""
+        """Return why the run is not at its place any more; empty: it is, or that is not known."""
         place = self._served.run
         try:
-            found = read_run_record(store, place).run_id
-        except ObjectNotFoundError:
-            return f"the run at {place} is not there any more"
-        except (CheckpointDamagedError, NewerFormatError):
+            found = read_run(store, place).run_id
+        except NotARunError as error:
+            return str(error)
+        except NewerFormatError:
             return ""
         if found == self._served.run_id:
             return ""
@@ -237,8 +236,8 @@ def _age(held: HeldStatus) -> tuple[int, int]:
 def _cut_short(served: AgentOfRun, since: datetime, clock: Clock) -> list[str]:
     """Return a line for each trainer whose newest save ended with its process.
 
-    Its end may be a moment late in the events. What was made durable after that save replaces it:
-    launchers start trainers again.
+    A save is not lost where a later one is durable: launchers start their trainers again. The event
+    of a trainer's end may follow that end after a moment.
     """
     until_secs = clock.monotonic() + EVENT_SECS
     while True:
@@ -247,7 +246,10 @@ def _cut_short(served: AgentOfRun, since: datetime, clock: Clock) -> list[str]:
         if lost or clock.monotonic() >= until_secs:
             break
         clock.sleep(POLL_SECS)
-    listed = list_checkpoints(open_durable(served.run, clock))
+    try:
+        listed = list_checkpoints(open_durable(served.run, clock))
+    except HoldfastError as error:
+        return [f"whether the last save of {served.run} is durable is not known: {error}"]
     durable = [(c.attempt.number, c.step) for c in listed if listed[c].is_committed]
     newest = max(durable, default=(0, 0))
     return [

@@ -151,23 +151,30 @@ def test_what_may_be_in_ram_alone_stays_there_when_the_directory_is_gone(
         assert [member.is_alive for member in record.members] == [False]
 
 
+@pytest.mark.parametrize("has_earlier", [False, True])
 def test_what_is_saved_until_the_trainers_read_that_the_directory_is_gone_stays_too(
-    tmp_path: Path,
+    tmp_path: Path, has_earlier: bool
 ) -> None:
     with in_process_host(tmp_path) as host:
         host.ram_preserve = LatestN(1)
         host.start_agent()
         trainer = host.attach()
-        host.save(trainer, 1)
+        if has_earlier:
+            host.save(trainer, 1)
         host.settle()
         shutil.rmtree(host.run)
         assert look(host).is_lost
         # It takes the place of step 1.
         host.save(trainer, 2, durable=False)
         host.settle()
+        agent = host.agent
         host.crash_agent()
+        assert not agent.is_all_durable
         ram, _ = host.stores()
         assert [c.step for c, listing in list_checkpoints(ram).items() if listing.parts] == [2]
+        place = noted_place(host.folder)
+        assert place is not None
+        assert place.is_gone
 
 
 def test_an_agent_that_leaves_an_unmounted_directory_keeps_what_ram_alone_has(

@@ -68,7 +68,7 @@ class DirectoryWatch:
         self._unsaved = unsaved
         self._wake = wake
         self.kept: Collection[CheckpointId] = ()
-        """What was to stay in RAM when the run was found gone."""
+        """What stays in RAM of a run that is gone."""
         self._noted: RamPlace | None = None
         self._unreachable_since: float | None = None
         self._leaves_at: float | None = None
@@ -161,9 +161,9 @@ class DirectoryWatch:
         if self.is_lost:
             return
         self.kept = self._unsaved()
+        self._note(place_of(self._run.durable.home, is_gone=is_gone))
         if self.kept:
             problem += f". {kept_text(self._run.folder, self.kept)}"
-            self._note(place_of(self._run.durable.home, is_gone=is_gone))
         self._leaves_at = self._run.clock.monotonic() + NOTICE_SECS
         if self._run.remote is not None:
             problem += (
@@ -177,17 +177,19 @@ class DirectoryWatch:
         self._wake()
 
     def free_rest(self) -> None:
-        """Free what is durable of the RAM of a run that is gone; call it once nothing is written.
+        """Free the RAM of a run that is gone, except what is kept; call it once nothing is written.
 
         A failure is reported, and leaves the RAM in use.
         """
-        if not self.is_lost or not self.kept:
+        if not self.is_lost:
+            return
+        # Until the trainers read the notice, they may have saved others in the place of those.
+        self.kept = {*self.kept, *self._unsaved()}
+        if not self.kept:
             return
         self._part_with_trainers()
-        # Until the trainers read the notice, they may have saved others in the place of those.
-        kept = {*self.kept, *self._unsaved()}
         for checkpoint in self._ram.checkpoints():
-            if checkpoint not in kept:
+            if checkpoint not in self.kept:
                 self._ram.free_checkpoint(checkpoint)
         try:
             self._ram.pool.evict(self._ram.pool.free_slots())
