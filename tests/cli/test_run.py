@@ -262,7 +262,7 @@ def test_a_training_whose_directory_was_removed_is_not_begun_anew(
     _, err = process.communicate(timeout=60)
     assert process.returncode == (137 if is_killed else 1), err
     assert f"not restarted: the run at {run} is not there any more" in err
-    assert re.search(rf"error: open {run}: expected a run, .* keeps steps? \d", err)
+    assert re.search(rf"error: the run at {run} is not there any more .* keeps steps? \d", err)
     assert not run.exists()
 
 
@@ -326,17 +326,21 @@ def test_what_stands_in_ram_alone_is_durable_when_it_returns(
 
 
 @pytest.mark.parametrize("goes_on", [False, True])
+@pytest.mark.parametrize("closes_other", [False, True])
 def test_an_accepted_save_that_ended_with_its_trainer_is_an_error_unless_it_was_made_again(
-    one_host: Host, tmp_path: Path, goes_on: bool
+    one_host: Host, tmp_path: Path, goes_on: bool, closes_other: bool
 ) -> None:
     run, may_save = tmp_path / "run", tmp_path / "may save"
     # The agent is stopped, so that the save waits for its slot when the program leaves.
+    other = f"other = holdfast.CheckpointManager({str(tmp_path / 'other')!r})\n"
     code = (
         "import os, time, numpy, holdfast\n"
+        f"{other if closes_other else ''}"
         f"manager = holdfast.CheckpointManager({str(run)!r})\n"
         "print(os.getpid(), flush=True)\n"
         f"while not os.path.exists({str(may_save)!r}): time.sleep(0.01)\n"
         "manager.save(0, {'w': numpy.zeros(10)}, force=True)\n"
+        f"{'other.close()' if closes_other else ''}\n"
         "os._exit(0)\n"
     )
     command = python(code)
@@ -345,7 +349,7 @@ def test_an_accepted_save_that_ended_with_its_trainer_is_an_error_unless_it_was_
         command = ["sh", "-c", f"{shlex.join(command)}; {shlex.join(then)}"]
     process = one_host.start("-m", "holdfast", "run", "--", *command, stem="commands")
     trainer = int(await_line(process, ""))
-    agent = one_host.agent().pid
+    (agent,) = [status.pid for status in one_host.agents() if status.run == str(run)]
     stop(agent)
     may_save.touch()
     wait_until(lambda: not is_running(trainer))

@@ -1,14 +1,19 @@
-import shutil
 from pathlib import Path
 
+import pytest
 from msgspec import structs
 
 from holdfast.clock import SystemClock
 from holdfast.format.names import ATTEMPTS, RUN_FILE
+from holdfast.format.records import RunRecord
+from holdfast.format.sealed import seal
+from holdfast.host.wire.protocol import AgentStatus
 from holdfast.observe.events.reader import read_events
 from holdfast.observe.events.schema import CommandEnded
+from holdfast.store.disk import DiskStore
 from holdfast.supervise.agents import Agents
 from holdfast.trainer.process.end_report import TrainerEnd, TrainerOpened
+from tests.supervise.test_attempt_watch import status
 
 
 def opened(run: Path, run_id: str, time_secs: float) -> TrainerOpened:
@@ -27,6 +32,11 @@ def end(run: Path, *, is_gone: bool) -> TrainerEnd:
         is_finished=False,
         is_gone=is_gone,
     )
+
+
+def put_record(run: Path, run_id: str) -> None:
+    clock = SystemClock()
+    DiskStore(run, clock).put(RUN_FILE, seal(RunRecord(run_id=run_id, time=clock.now())))
 
 
 def test_another_run_at_the_same_place_is_shown_once(tmp_path: Path) -> None:
@@ -64,13 +74,36 @@ def test_a_run_that_went_while_it_was_open_is_gone(tmp_path: Path) -> None:
     # A run of a program's own that it closed before it removed it.
     assert not gone(closes=2)
     assert gone(closes=2, is_gone=True)
-    # Another one is there, or it has lost its record alone.
-    for name in (RUN_FILE, ATTEMPTS):
-        (tmp_path / "run" / name).mkdir(parents=True)
-        assert not gone(closes=0)
-        shutil.rmtree(tmp_path / "run")
-    (tmp_path / "run").write_text("a file")
+    (tmp_path / "run").mkdir()
     assert gone(closes=0)
+    put_record(tmp_path / "run", "other")
+    assert gone(closes=0).endswith("is another one than before (other, where first was)")
+    put_record(tmp_path / "run", "first")
+    assert not gone(closes=0)
+    # It has lost its record alone.
+    (tmp_path / "run" / RUN_FILE).unlink()
+    (tmp_path / "run" / ATTEMPTS).mkdir()
+    (tmp_path / "run" / ATTEMPTS / "000000001.json").touch()
+    assert not gone(closes=0)
+
+
+def test_a_run_that_is_back_while_its_agent_is_asked_is_not_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "run"
+
+    def back(run_id: str, host: str) -> list[AgentStatus]:
+        run.mkdir()
+        put_record(run, "first")
+        return [structs.replace(status(), run=str(run), run_id=run_id)]
+
+    monkeypatch.setattr("holdfast.supervise.agents._statuses_of", lambda *_: [])
+    agents = Agents(SystemClock(), lambda line: None)
+    report = opened(run, "first", 1.0)
+    agents.note_agents([report])
+    agents.note_end([report], [])
+    monkeypatch.setattr("holdfast.supervise.agents._statuses_of", back)
+    assert agents.gone_run() == ""
 
 
 def test_an_end_is_in_the_events_of_the_runs_that_had_it(tmp_path: Path) -> None:

@@ -126,7 +126,7 @@ def test_a_run_that_was_moved_is_not_begun_anew() -> None:
         KILLED, 0.0, has_progress=True, gone_run="the run at /a was moved to /b"
     )
     assert moved.restart_in_secs is None
-    assert moved.reason.startswith("the run at /a was moved to /b, so that a restart would begin")
+    assert moved.reason.startswith("the run at /a was moved to /b, so that a restart would not")
 
 
 def test_two_ends_in_a_row_without_a_new_checkpoint_stop() -> None:

@@ -22,7 +22,7 @@ import xxhash
 from holdfast.clock import Clock
 from holdfast.environment import STATE_VARIABLE
 from holdfast.errors import InvalidArgumentError, StorageError
-from holdfast.format.names import ATTEMPTS, EVENTS, RUN_FILE
+from holdfast.format.names import EVENTS, RUN_FILE
 from holdfast.store.bucket.bucket_home import BucketHome
 from holdfast.store.contract import DURABLE
 from holdfast.store.disk import DiskStore
@@ -95,18 +95,6 @@ class RunLocation:
     def record(self) -> Path:
         """The run's record, without which a directory is no run."""
         return self.folder / RUN_FILE
-
-    def has_no_run(self) -> bool:
-        """Return whether no run is there; False for a URL, and where that is not known.
-
-        A directory that has lost its record alone is a run: its attempts have the same fields.
-        """
-        if self.is_url:
-            return False
-        try:
-            return not any(_is_there(path) for path in (self.record, self.folder / ATTEMPTS))
-        except OSError:
-            return False
 
     def bucket_and_prefix(self) -> tuple[str, str]:
         """Return the bucket's URL and the prefix of the run in it; this must be a URL."""
@@ -217,19 +205,6 @@ def open_durable(
         home = BucketHome(location.text, location.folder)
         return BucketStore(connect(bucket), f"{prefix}/", clock, home=home, tier=tier)
     return DiskStore(Path(location.text), clock, files, reads_directly=reads_directly, tier=tier)
-
-
-def _is_there(path: Path) -> bool:
-    """Return whether something is at a path.
-
-    Raises:
-        OSError: That is not known, as where a file system does not answer.
-    """
-    try:
-        path.lstat()
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    return True
 
 
 def _is_path(text: str) -> bool:

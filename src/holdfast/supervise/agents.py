@@ -10,6 +10,7 @@ from datetime import datetime
 from pathlib import Path
 
 from holdfast.clock import Clock
+from holdfast.engine.lifecycle.identity import absence_text
 from holdfast.errors import HoldfastError
 from holdfast.host.wire.agent_directory import agent_folders
 from holdfast.host.wire.agents_here import ask, status_of
@@ -107,26 +108,28 @@ class Agents:
         If it was moved within its file system, its agent, which lives on, finds where it is within
         `MOVED_SECS`.
         """
-        gone = {
-            ids[-1]: place
-            for place, ids in self._run_ids.items()
-            if place in self._in_use and RunLocation(place).has_no_run()
-        }
         until_secs = self._clock.monotonic() + MOVED_SECS
-        while gone:
-            served = [own for own in self._served if own[0] in gone]
+        while absent := self._absent():
+            served = [own for own in self._served if own[0] in absent]
             statuses = [status for own in served for status in _statuses_of(*own)]
             for status in statuses:
-                if not RunLocation(status.run).has_no_run():
-                    return f"the run at {gone[status.run_id]} was moved to {status.run}"
+                place, _ = absent[status.run_id]
+                if status.run != place and not self._absence_text(status.run, status.run_id):
+                    return f"the run at {place} was moved to {status.run}"
             if not statuses or self._clock.monotonic() >= until_secs:
-                place = next(iter(gone.values()))
-                return (
-                    f"the run at {place} is not there any more (removed, unmounted, or moved to "
-                    "another file system)"
-                )
+                return next(text for _, text in absent.values())
             self._clock.sleep(POLL_SECS)
         return ""
+
+    def _absent(self) -> dict[str, tuple[str, str]]:
+        """Return by their ids the runs in use that are not at their places, and that in words."""
+        in_use = {ids[-1]: place for place, ids in self._run_ids.items() if place in self._in_use}
+        texts = {run_id: self._absence_text(place, run_id) for run_id, place in in_use.items()}
+        return {run_id: (in_use[run_id], text) for run_id, text in texts.items() if text}
+
+    def _absence_text(self, place: str, run_id: str) -> str:
+        """Return as `absence_text`; of a bucket, whose service may be out of reach, nothing."""
+        return "" if RunLocation(place).is_url else absence_text(place, run_id, self._clock)
 
     def _note_other_run(self, report: TrainerOpened) -> None:
         ids = self._run_ids.setdefault(report.run, [])
@@ -146,7 +149,7 @@ class Agents:
         """
         for served in self._served.values():
             is_of_last = not self._opened_last or served.run_id in self._opened_last
-            if not is_of_last or RunLocation(served.run).has_no_run():
+            if not is_of_last or self._absence_text(served.run, served.run_id):
                 continue
             try:
                 folder = find_agent(served.run_id, served.host)

@@ -13,12 +13,10 @@ from datetime import datetime
 
 from holdfast.clock import Clock
 from holdfast.engine.lifecycle.catalog import list_checkpoints
-from holdfast.engine.lifecycle.run import read_run
+from holdfast.engine.lifecycle.identity import absence_text
 from holdfast.errors import (
     AgentUnavailableError,
     HoldfastError,
-    NewerFormatError,
-    NotARunError,
 )
 from holdfast.host.tiers.ram_place import kept_text
 from holdfast.host.wire.agent_directory import agent_folders
@@ -36,7 +34,6 @@ from holdfast.observe.events.schema import (
     Event,
     TrainerLost,
 )
-from holdfast.store.durable import DurableStore
 from holdfast.store.location import RunLocation, open_durable
 from holdfast.supervise.agents import AgentOfRun
 from holdfast.trainer.opening.ram_tier import ram_store
@@ -83,8 +80,8 @@ def drain(
     for served in agents:
         waiting = _Waiting(served, clock, note)
         lines = waiting.wait(deadline, is_ending)
-        if not lines and served.run_id in left_open:
-            lines = _cut_short(served, since, clock)
+        if served.run_id in left_open:
+            lines += _cut_short(served, since, waiting.undone, clock)
         problems += lines or _unreported(served, since)
     return problems
 
@@ -102,6 +99,8 @@ class _Waiting:
         self._note = note
         self._reasons: dict[tuple[int, int], str] = {}
         self._newest: tuple[int, int] | None = None
+        self.undone: set[tuple[int, int]] = set()
+        """The attempts and steps that were not durable at the last look."""
 
     def wait(self, deadline: float, is_ending: Callable[[], bool]) -> list[str]:
         """Wait until all saves are durable; return a line for each checkpoint that is not."""
@@ -130,6 +129,7 @@ class _Waiting:
         except HoldfastError as error:
             return [str(error)], FAILING_SECS
         undone = self._undone(status) if status is not None else []
+        self.undone = {_age(held) for held in undone}
         for held in undone:
             if held.failed is not None:
                 self._reasons[_age(held)] = held.failed
@@ -183,30 +183,18 @@ class _Waiting:
         ram = ram_store(self._served.run_id, self._served.host, self._clock)
         if ram is None:
             return False
-        store = open_durable(self._served.run, self._clock)
-        durable = list_checkpoints(store)
+        durable = list_checkpoints(open_durable(self._served.run, self._clock))
         orphans = [
             checkpoint
             for checkpoint, listing in list_checkpoints(ram).items()
             if listing.is_complete
             and not (checkpoint in durable and durable[checkpoint].is_committed)
         ]
-        if orphans and (problem := self._gone_text(store)):
+        if orphans and (
+            problem := absence_text(self._served.run, self._served.run_id, self._clock)
+        ):
             raise _RunGoneError(f"{problem}. {kept_text(ram.root.parent, orphans)}")
         return bool(orphans)
-
-    def _gone_text(self, store: DurableStore) -> str:
-        """Return why the run is not at its place any more; empty: it is, or that is not known."""
-        place = self._served.run
-        try:
-            found = read_run(store, place).run_id
-        except NotARunError as error:
-            return str(error)
-        except NewerFormatError:
-            return ""
-        if found == self._served.run_id:
-            return ""
-        return f"the run at {place} is another one than before ({found})"
 
     def _undone(self, status: AgentStatus) -> list[HeldStatus]:
         """Return the checkpoints that must still become durable.
@@ -233,11 +221,14 @@ def _age(held: HeldStatus) -> tuple[int, int]:
     return held.attempt, held.step
 
 
-def _cut_short(served: AgentOfRun, since: datetime, clock: Clock) -> list[str]:
+def _cut_short(
+    served: AgentOfRun, since: datetime, undone: Collection[tuple[int, int]], clock: Clock
+) -> list[str]:
     """Return a line for each trainer whose newest save ended with its process.
 
-    A save is not lost where a later one is durable: launchers start their trainers again. The event
-    of a trainer's end may follow that end after a moment.
+    A save is not lost where it or a later one is durable, or among those in `undone`, which are
+    complete: launchers start their trainers again. The event of a trainer's end may follow that
+    end after a moment.
     """
     until_secs = clock.monotonic() + EVENT_SECS
     while True:
@@ -251,7 +242,7 @@ def _cut_short(served: AgentOfRun, since: datetime, clock: Clock) -> list[str]:
     except HoldfastError as error:
         return [f"whether the last save of {served.run} is durable is not known: {error}"]
     durable = [(c.attempt.number, c.step) for c in listed if listed[c].is_committed]
-    newest = max(durable, default=(0, 0))
+    newest = max([*durable, *undone], default=(0, 0))
     return [
         f"step {event.accepted_step} (attempt {event.run_attempt}) of {served.run} is lost: rank "
         f"{event.rank} ended without closing its manager before it was complete"

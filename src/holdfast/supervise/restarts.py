@@ -178,8 +178,8 @@ class Restarts:
         reason = self._reason_to_stop(end, has_progress)
         if gone_run:
             reason = (
-                f"{gone_run}, so that a restart would begin a new run: move it back, or start the "
-                "command with its new place, or again if a new run is wanted"
+                f"{gone_run}, so that a restart would not continue it: move it back, or start the "
+                "command with its new place, or again if another run is wanted"
             )
         limit = self._limit(budget)
         if self._used[budget] >= limit:

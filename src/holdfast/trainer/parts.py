@@ -33,6 +33,7 @@ from holdfast.trainer.options import Options
 from holdfast.trainer.planning import Planner
 from holdfast.trainer.position import Position
 from holdfast.trainer.process import terminal
+from holdfast.trainer.process.end_report import TrainerOpened
 from holdfast.trainer.process.training_wait import TrainingWait
 from holdfast.trainer.ranks.rank_reports import ASK_SECS as RANKS_ASK_SECS
 from holdfast.trainer.replica_votes import ReplicaVotes
@@ -57,11 +58,12 @@ log = logging.getLogger(__name__)
 class ManagerParts:
     """The parts of one open manager.
 
-    `own` evaluates the user's policies, and `replica_votes` has the ranks' votes on replicas; None:
-    there are none.
+    `opened` is its report to a supervisor, `own` evaluates the user's policies, and
+    `replica_votes` has the ranks' votes on replicas; None: there are none.
     """
 
     process: JobProcess
+    opened: TrainerOpened | None
     run: OpenRun
     lifetime: Lifetime
     position: Position
@@ -81,9 +83,12 @@ class ManagerParts:
         is_gone = self.run.durable.home.is_gone()
         self.lifetime.close(SAVER_SECS)
         signals, link = self.process.signals, self.process.link
-        if link is not None:
-            is_preempted = self.position.steps.stop.at is not None or signals.is_announced
+        if link is not None and self.opened is not None:
+            steps = self.position.steps
+            is_preempted = steps.stop.at is not None or signals.is_announced
             link.report_end(
+                self.opened,
+                last_step=steps.last if steps.last >= 0 else None,
                 is_preempted=is_preempted,
                 is_finished=self.finisher.has_ended,
                 announced_secs=signals.announced_secs,
@@ -133,6 +138,7 @@ class _Joined:
     votes: Votes
     steps: SaveSchedule
     held: HeldResources
+    opened: TrainerOpened | None
 
 
 def _join(directory: str | os.PathLike[str], options: Options, process: JobProcess) -> _Joined:
@@ -150,10 +156,12 @@ def _join(directory: str | os.PathLike[str], options: Options, process: JobProce
     reports.ask_quiet = lambda: session.ask_briefly("quiet", protocol.Empty(), protocol.QuietHosts)
     progress.describe_parts = reports.parts_text
     steps = SaveSchedule(session.place.origin, options, process.processes.count)
+    opened = None
     if process.link is not None:
-        process.link.begin_manager(job.config, session, steps)
+        opened = process.link.begin_manager(job.config, session, steps)
     held = HeldResources(job=job, progress=progress, session=session)
-    return _Joined(process=process, run=run, votes=Votes(rendezvous), steps=steps, held=held)
+    votes = Votes(rendezvous)
+    return _Joined(process=process, run=run, votes=votes, steps=steps, held=held, opened=opened)
 
 
 def _construct(joined: _Joined, lifetime: Lifetime, options: Options) -> ManagerParts:
@@ -198,6 +206,7 @@ def _construct(joined: _Joined, lifetime: Lifetime, options: Options) -> Manager
     session.start_watching(progress.pending, notices.on_notice, notices.report_again)
     return ManagerParts(
         process=process,
+        opened=joined.opened,
         run=run,
         lifetime=lifetime,
         position=position,

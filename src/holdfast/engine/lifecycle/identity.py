@@ -21,8 +21,9 @@ from enum import Enum
 import xxhash
 
 from holdfast.clock import Clock
-from holdfast.engine.lifecycle.run import read_run
-from holdfast.errors import HoldfastError
+from holdfast.engine.lifecycle.attempts import attempt_numbers
+from holdfast.engine.lifecycle.run import read_run, read_run_record
+from holdfast.errors import HoldfastError, ObjectNotFoundError
 from holdfast.format.names import COPIES, REMOTE_FILE, RUN_FILE
 from holdfast.format.records import RunPlace, RunRecord
 from holdfast.format.sealed import seal, unseal
@@ -30,6 +31,29 @@ from holdfast.store.durable import DurableStore, RunHome
 from holdfast.store.location import RunLocation, open_durable
 
 log = logging.getLogger(__name__)
+
+
+def absence_text(place: str, run_id: str, clock: Clock) -> str:
+    """Return in words that a run is not at a path or URL; empty: it is, or that is not known.
+
+    One that has lost its record alone is there: its attempts have the same fields.
+    """
+    try:
+        store = open_durable(place, clock)
+        found = read_run_record(store, place).run_id
+    except ObjectNotFoundError:
+        with contextlib.suppress(HoldfastError):
+            if not attempt_numbers(store):
+                return (
+                    f"the run at {place} is not there any more (removed, unmounted, or moved to "
+                    "another file system)"
+                )
+        return ""
+    except HoldfastError:
+        return ""
+    if found == run_id:
+        return ""
+    return f"the run at {place} is another one than before ({found}, where {run_id} was)"
 
 
 class Finding(Enum):

@@ -30,6 +30,7 @@ from typing import TypeVar
 import msgspec
 
 from holdfast.clock import SystemClock
+from holdfast.engine.lifecycle.identity import absence_text
 from holdfast.environment import PROOF_VARIABLE, SUPERVISED_VARIABLE
 from holdfast.format.json_codec import decode
 from holdfast.host.wire.config import AgentConfig
@@ -197,8 +198,8 @@ class SupervisorLink:
 
     def begin_manager(
         self, config: AgentConfig, session: AgentSession, steps: SaveSchedule
-    ) -> None:
-        """Follow a manager that was opened."""
+    ) -> TrainerOpened:
+        """Follow a manager that was opened; return its report, for `report_end`."""
         self._steps, self._reported_id = weakref.ref(steps), 0
         self._opened = TrainerOpened(
             run=config.run,
@@ -211,28 +212,30 @@ class SupervisorLink:
             is_alone=session.is_alone,
         )
         self._write(self._opened, "open")
+        return self._opened
 
     def report_end(
         self,
+        opened: TrainerOpened,
         *,
+        last_step: int | None,
         is_preempted: bool,
         is_finished: bool,
         announced_secs: float | None,
         lost_secs: float | None,
     ) -> None:
-        """Report that the manager was closed; see `TrainerEnd`."""
-        opened = self._opened
-        assert opened is not None
+        """Report that a manager was closed, which need not be the newest; see `TrainerEnd`."""
+        is_url = RunLocation(opened.run).is_url
         end = TrainerEnd(
             run=opened.run,
             rank=opened.rank,
             pid=os.getpid(),
-            last_step=self._last_step(),
+            last_step=last_step,
             is_preempted=is_preempted,
             is_finished=is_finished,
             announced_secs=announced_secs,
             lost_secs=lost_secs,
-            is_gone=RunLocation(opened.run).has_no_run(),
+            is_gone=not is_url and bool(absence_text(opened.run, opened.run_id, SystemClock())),
         )
         self._write(end, "end")
 
