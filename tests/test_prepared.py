@@ -11,9 +11,15 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.hosts import Host, finished, host
+from tests.cli.command_line import await_line
+from tests.hosts import Host, host
 
-OPENED = "import holdfast, sys; holdfast.CheckpointManager(sys.argv[1]).close()"
+OPENED = """
+import holdfast, signal, sys
+manager = holdfast.CheckpointManager(sys.argv[1])
+print("open", flush=True)
+signal.pause()
+"""
 PROGRAM = """
 import atexit, signal, sys, threading, time
 atexit.register(lambda: print("left", flush=True))
@@ -37,7 +43,7 @@ def script(tmp_path: Path) -> Path:
 
 
 def output_of(process: subprocess.Popen[str]) -> tuple[str, str]:
-    return process.communicate(timeout=60)
+    return process.communicate(timeout=240)
 
 
 def test_a_program_ends_with_its_own_code_after_its_threads_and_its_exit_functions(
@@ -71,7 +77,7 @@ def test_an_error_is_on_stderr_and_a_signal_is_its_code(script: Path) -> None:
         assert output_of(waiting)[1].endswith("KeyboardInterrupt\n")
         killed = one.start(script, 0, "wait", stem="numpy")
         killed.kill()
-        assert killed.wait(60) == killed.poll() == -signal.SIGKILL
+        assert killed.wait(240) == killed.poll() == -signal.SIGKILL
         assert not Path(f"/proc/{killed.pid}").exists()
 
 
@@ -84,12 +90,13 @@ def test_a_variable_that_only_a_start_reads_needs_a_start(script: Path) -> None:
 
 def test_an_agent_is_forked_from_a_stem_and_looks_as_one_that_is_started(tmp_path: Path) -> None:
     with host() as one:
-        finished(one.start("-c", OPENED, tmp_path / "forked", stem="numpy"))
+        await_line(one.start("-c", OPENED, tmp_path / "forked", stem="numpy"), "open")
         (forked,) = one.agent_processes()
         # Below `holdfast run`, which adopts the agents of its processes, they are started.
         (tmp_path / "reports").mkdir()
         reports = {"HOLDFAST_SUPERVISED": str(tmp_path / "reports")}
-        finished(one.start("-c", OPENED, tmp_path / "started", stem="numpy", **reports))
+        opened = one.start("-c", OPENED, tmp_path / "started", stem="numpy", **reports)
+        await_line(opened, "open")
         (started,) = (agent for agent in one.agent_processes() if agent.pid != forked.pid)
         assert forked.cmdline()[-1].endswith("  ")
         assert started.cmdline()[-1].endswith("}")
@@ -100,9 +107,9 @@ def test_an_agent_is_forked_from_a_stem_and_looks_as_one_that_is_started(tmp_pat
 
 
 def test_an_agent_in_other_circumstances_than_the_stems_is_started(tmp_path: Path) -> None:
-    limited = f"import resource; resource.setrlimit(resource.RLIMIT_CORE, (0, 0)); {OPENED}"
+    limited = f"import resource; resource.setrlimit(resource.RLIMIT_CORE, (0, 0)){OPENED}"
     with host() as one:
-        finished(one.start("-c", limited, tmp_path / "run", stem="numpy"))
+        await_line(one.start("-c", limited, tmp_path / "run", stem="numpy"), "open")
         (started,) = one.agent_processes()
         assert started.cmdline()[-1].endswith("}")
 
