@@ -28,7 +28,7 @@ from holdfast.observe.events.schema import Event
 from tests import prepared
 
 ROOT = Path(__file__).parents[1]
-WAIT_SECS = 60.0
+WAIT_SECS = 240.0
 AGENTS = {"holdfast.host", "holdfast.interop.mindio.file_agent"}
 """The modules of the processes that trainers start on their host."""
 AnyProcess = TypeVar("AnyProcess", bound=subprocess.Popen)

@@ -69,7 +69,7 @@ def test_ctrl_c_leaves_a_call_that_does_not_return_in_the_main_thread_and_in_its
 
     def call() -> bool:
         begun.release()
-        return going_on.wait(60)
+        return going_on.wait(240)
 
     def read() -> bool:
         readers.append(threading.current_thread())
@@ -108,7 +108,7 @@ def test_a_signal_ends_requests_of_the_call_in_its_thread_and_in_its_pools() -> 
 
     def request() -> bool:
         begun.release()
-        return going_on.wait(60)
+        return going_on.wait(240)
 
     def read() -> bool:
         return waits.interruptible(request, lambda: None, 60.0)

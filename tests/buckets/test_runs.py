@@ -90,7 +90,7 @@ def test_a_run_in_a_bucket_is_resumed_and_read_on_another_host(
 def test_a_killed_trainer_loses_nothing_that_was_durable(one_host: Host, some_url: str) -> None:
     train(some_url, 1, 2)
     trainer = one_host.start("-c", DYING_TRAINER, some_url, stem="numpy")
-    assert trainer.wait(60) == -signal.SIGKILL
+    assert trainer.wait(240) == -signal.SIGKILL
     one_host.kill_agent()
     for left in one_host.folder.iterdir():
         shutil.rmtree(left)

@@ -101,13 +101,13 @@ def test_an_agent_killed_in_the_middle_of_an_upload_leaves_no_half_checkpoint(
         # Neither this agent nor the next one ends its upload meanwhile.
         if "uploadId" in request.path:
             begun.set()
-            assert goes_on.wait(60)
+            assert goes_on.wait(240)
 
     with manager_of(fast, proxied_url) as manager:
         manager.resume(state_of(0))
         proxy.choose = hold
         save(manager, 0)
-        assert begun.wait(60)
+        assert begun.wait(240)
         pid = one_host.agent().pid
         os.kill(pid, signal.SIGKILL)
         wait_until(lambda: not is_running(pid))
@@ -149,7 +149,7 @@ def test_a_server_killed_in_the_middle_of_an_upload_stops_no_training_and_gets_i
             proxy.choose = choose
             for step in range(3):
                 save(manager, step)
-            assert killed.wait(60)
+            assert killed.wait(240)
             for step in range(3, 6):
                 save(manager, step)
             server.start()

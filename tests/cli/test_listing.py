@@ -259,5 +259,5 @@ def test_every_command_answers_for_a_run_that_was_put_back_as_the_next_start_dec
     assert answer(one_host, "ls", run)["latest_step"] == answer(one_host, "show", run)["step"] == 4
     holdfast(one_host, "verify", run)
     starting = start_training(one_host, run, steps=6)
-    out, _ = starting.communicate(timeout=60)
+    out, _ = starting.communicate(timeout=240)
     assert out.split() == ["open", "5"]

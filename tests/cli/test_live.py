@@ -85,7 +85,7 @@ def test_save_asks_a_live_trainer_and_waits(one_host: Host, tmp_path: Path) -> N
     assert asked["target_step"] > saved["step"]
     assert str(live.pid) in holdfast(one_host, "stop", run, code=1).stderr
     live.kill()
-    live.wait(timeout=60)
+    live.wait(timeout=240)
     wait_until(lambda: not one_host.agent().trainers)
     assert "no trainer works on it" in holdfast(one_host, "save", run, code=1).stderr
 
@@ -102,7 +102,7 @@ def test_save_ends_with_its_time_with_its_trainers_and_with_ctrl_c(
     waiting = one_host.start("-c", INTERRUPTIBLE, "save", run, "--json", stem="commands")
     _await_request(run)
     waiting.send_signal(signal.SIGINT)
-    out, err = waiting.communicate(timeout=60)
+    out, err = waiting.communicate(timeout=240)
     assert waiting.returncode == 130
     assert out == ""
     assert "Traceback" not in err
@@ -110,7 +110,7 @@ def test_save_ends_with_its_time_with_its_trainers_and_with_ctrl_c(
     waiting = one_host.start("-m", "holdfast", "save", run, stem="commands")
     _await_request(run)
     live.kill()
-    _, err = waiting.communicate(timeout=60)
+    _, err = waiting.communicate(timeout=240)
     assert waiting.returncode == 1
     assert "its trainers ended before they reached step 2" in err
 

@@ -113,7 +113,7 @@ def test_signals_are_passed_on(one_host: Host, name: str) -> None:
     process = one_host.start("-c", INTERRUPTIBLE, *command, stem="commands")
     await_line(process, "")
     process.send_signal(getattr(signal, name))
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=240)
     assert (process.returncode, err) == (0, "")
 
 
@@ -127,7 +127,7 @@ def test_a_command_that_was_told_to_end_is_not_restarted(one_host: Host) -> None
         process = one_host.start("-m", "holdfast", *command, stem="commands")
         await_line(process, "")
         process.send_signal(number)
-        _, err = process.communicate(timeout=60)
+        _, err = process.communicate(timeout=240)
         assert (process.returncode, err) == (expected, "")
 
 
@@ -144,7 +144,7 @@ def test_a_finished_training_is_0_and_a_preempted_one_the_code_that_was_asked_fo
         last = int(await_line(process, ""))
         (trainer,) = answer(one_host, "status", run)["agents"][0]["trainers"]
         os.kill(process.pid if is_forwarded else trainer["pid"], signal.SIGTERM)
-        _, err = process.communicate(timeout=60)
+        _, err = process.communicate(timeout=240)
         assert process.returncode == 75, err
         # Its last step is durable, although none was due.
         newest = answer(one_host, "ls", run)["checkpoints"][-1]
@@ -164,7 +164,7 @@ def test_a_command_without_holdfast_that_a_notice_ended_was_preempted_and_a_ctrl
         process = one_host.start("-c", INTERRUPTIBLE, *command, stem="commands")
         await_line(process, "")
         process.send_signal(number)
-        process.communicate(timeout=60)
+        process.communicate(timeout=240)
         assert process.returncode == expected
 
 
@@ -175,7 +175,7 @@ def test_a_signal_between_two_starts_ends_it(one_host: Host) -> None:
     while "restart 3 of 9" not in process.stderr.readline():
         pass
     process.terminate()
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=240)
     assert process.returncode == 5
     assert err.endswith("holdfast run: exit code 5; not restarted: SIGTERM received\n")
 
@@ -190,7 +190,7 @@ def test_a_signal_reaches_all_that_the_command_started(one_host: Host) -> None:
     process = one_host.start("-m", "holdfast", "run", "--", *python(code), stem="commands")
     pid = int(await_line(process, ""))
     process.terminate()
-    process.communicate(timeout=60)
+    process.communicate(timeout=240)
     wait_until(lambda: not is_running(pid))
 
 
@@ -211,7 +211,7 @@ def test_a_killed_trainer_goes_on_and_the_agent_is_there_before_it(
     resumed_at = int(await_line(process, ""))
     assert resumed_at > 3
     process.terminate()
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=240)
     assert process.returncode == 0, err
     assert "exit code 137; restart 1 of 1" in err
     # The agent was started by `run`, before the trainer, and there was only that one.
@@ -237,7 +237,7 @@ def test_a_training_whose_directory_was_moved_is_not_begun_anew(
     # Its agent has not found it yet.
     run.rename(moved)
     os.kill(trainer["pid"], signal.SIGKILL)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=240)
     assert process.returncode == 137, err
     assert f"not restarted: the run at {run} was moved to {moved}, so that" in err
     assert not run.exists()
@@ -259,7 +259,7 @@ def test_a_training_whose_directory_was_removed_is_not_begun_anew(
         shutil.rmtree(run, ignore_errors=True)
     if is_killed:
         os.kill(trainer["pid"], signal.SIGKILL)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=240)
     assert process.returncode == (137 if is_killed else 1), err
     assert f"not restarted: the run at {run} is not there any more" in err
     assert re.search(rf"error: the run at {run} is not there any more .* keeps steps? \d", err)
@@ -280,7 +280,7 @@ def test_what_ram_has_of_a_run_stays_although_another_run_is_at_its_place(
     wait_until(lambda: not is_running(agent["pid"]))
     train(one_host, run, steps=2)
     process.send_signal(signal.SIGCONT)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=240)
     assert process.returncode == 1, err
     assert re.search(rf"error: the run at {run} is another one .* keeps steps? \d", err)
     left = answer(one_host, "status")["left_behind"]
@@ -306,7 +306,7 @@ def test_a_start_beside_the_one_that_it_replaces_waits_for_its_end_and_uses_up_n
     os.kill(first.pid, signal.SIGKILL)
     await_line(second, "open")
     second.terminate()
-    _, err = second.communicate(timeout=60)
+    _, err = second.communicate(timeout=240)
     assert second.returncode == 0, err
     assert "RunBusyError" in said
     # It was no end of the training that had the run.
@@ -354,7 +354,7 @@ def test_an_accepted_save_that_ended_with_its_trainer_is_an_error_unless_it_was_
     may_save.touch()
     wait_until(lambda: not is_running(trainer))
     os.kill(agent, signal.SIGCONT)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=240)
     assert process.returncode == (0 if goes_on else 1), err
     told = f"step 0 (attempt 1) of {run} is lost: rank 0 ended without closing"
     assert (told in err) != goes_on
@@ -408,7 +408,7 @@ def test_a_failure_that_the_trainer_was_told_of_is_its_exit_code(
     process = one_host.start(
         "-m", "holdfast", "run", "--drain-secs", "0", "--", *command, stem="commands"
     )
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=240)
     assert process.returncode == 1
     assert "SaveFailedError" in err
 
@@ -420,6 +420,6 @@ def test_a_second_signal_ends_the_wait(one_host: Host, tmp_path: Path) -> None:
     while "waiting: step 0" not in (line := process.stderr.readline()):
         assert line
     process.terminate()
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=240)
     assert process.returncode == 1
     assert "is not durable" in err

@@ -64,7 +64,7 @@ def test_on_a_terminal_it_refreshes_until_it_is_interrupted(one_host: Host, trai
                 os.read(ours, 65536)
             except OSError:
                 break
-        _, error = watching.communicate(timeout=60)
+        _, error = watching.communicate(timeout=240)
     os.close(ours)
     assert (watching.returncode, error) == (130, b"\ninterrupted\n")
 
@@ -80,7 +80,7 @@ def test_the_page_is_served_until_it_is_interrupted(one_host: Host, training: Pa
             pass
         assert b'"headline":"training, 1 process"' in line
     server.send_signal(signal.SIGINT)
-    _, error = server.communicate(timeout=60)
+    _, error = server.communicate(timeout=240)
     assert (server.returncode, error) == (130, "\ninterrupted\n")
 
 
@@ -92,7 +92,7 @@ def test_the_address_of_the_page_is_a_document(one_host: Host, training: Path) -
     with urllib.request.urlopen(document["url"], timeout=10) as answered:
         assert b"<title>Holdfast</title>" in answered.read()
     server.send_signal(signal.SIGINT)
-    assert server.communicate(timeout=60) == ("", "\ninterrupted\n")
+    assert server.communicate(timeout=240) == ("", "\ninterrupted\n")
 
 
 def test_another_address_than_loopback_needs_a_token(
@@ -129,7 +129,7 @@ def test_a_run_that_has_ended_and_a_place_without_a_run(
 ) -> None:
     run = tmp_path / "run"
     trainer = start_training(one_host, run, steps=3)
-    assert trainer.wait(60) == 0
+    assert trainer.wait(240) == 0
     out = holdfast(one_host, "watch", run).stdout
     assert "step 2 · attempt 1 · 0 failures" in out
     view = answer(one_host, "watch", run)

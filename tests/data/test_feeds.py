@@ -41,7 +41,7 @@ def expected(order: Order, start: int, stop: int) -> list[tuple[int, int]]:
 def test_a_loader_of_pytorch_that_is_left_goes_on_with_other_ranks_and_workers() -> None:
     # A process of its own: JAX, which others of these tests use, warns of forked workers.
     with ending(prepared.start("torch", [str(LOADERS)], os.environ)) as process:
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=240)
     assert process.returncode == 0, err
     wanted = [[*sample] for sample in expected(Order(60, batch=6, seed=2), 0, 20)]
     for way, used in json.loads(out).items():

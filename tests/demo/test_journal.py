@@ -48,7 +48,7 @@ def test_a_record_outlives_sigkill(tmp_path: Path) -> None:
         "Journal(Path(sys.argv[1])).append(Preempted(step=1))\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
-    done = subprocess.run([sys.executable, "-c", program, str(path)], check=False, timeout=60)
+    done = subprocess.run([sys.executable, "-c", program, str(path)], check=False, timeout=240)
     assert done.returncode == -signal.SIGKILL
     assert Tail(path).read() == [Preempted(step=1)]
 

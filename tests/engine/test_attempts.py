@@ -52,7 +52,7 @@ def test_attempts_are_numbered_from_1_and_say_where_they_began(durable: DiskStor
 
 
 def test_no_two_starts_get_one_number(durable: DiskStore) -> None:
-    barrier = threading.Barrier(8, timeout=60)
+    barrier = threading.Barrier(8, timeout=240)
     begun = []
 
     def start(token: str) -> None:
@@ -141,7 +141,7 @@ def test_an_attempt_that_is_not_there_is_not_found(durable: DiskStore) -> None:
 
 
 def test_of_many_who_create_a_run_all_get_the_same(durable: DiskStore) -> None:
-    barrier = threading.Barrier(4, timeout=60)
+    barrier = threading.Barrier(4, timeout=240)
     found = []
 
     def create(number: int) -> None:

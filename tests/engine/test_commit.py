@@ -136,7 +136,7 @@ def test_states_of_different_objects_are_not_committed(
 def test_the_first_commit_stays_whoever_commits_again(durable: DiskStore) -> None:
     made = made_at(10)
     made.write(durable)
-    barrier = threading.Barrier(4, timeout=60)
+    barrier = threading.Barrier(4, timeout=240)
 
     def race() -> None:
         barrier.wait()

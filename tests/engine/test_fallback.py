@@ -202,7 +202,7 @@ def test_a_failed_restore_closes_no_image_that_is_still_being_read(
             began.set()
             store.closing.wait(0.5)
         else:
-            assert began.wait(60)
+            assert began.wait(240)
 
     store.before_read = hold
     with pytest.raises(CheckpointDamagedError):

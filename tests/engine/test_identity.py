@@ -144,7 +144,7 @@ def test_a_copy_on_another_mount_point_of_the_same_number_is_another_run(tmp_pat
 
 
 def _open(path: Path, barrier: object, found: object) -> None:
-    barrier.wait(60)  # type: ignore[attr-defined]
+    barrier.wait(240)  # type: ignore[attr-defined]
     found.put(opened(path).run_id)  # type: ignore[attr-defined]
 
 
@@ -158,7 +158,7 @@ def test_of_many_processes_that_open_a_copy_at_once_all_get_one_id(tmp_path: Pat
         openers = [context.Process(target=_open, args=(copy, barrier, found)) for _ in range(COUNT)]
         for one in openers:
             one.start()
-        ids = {found.get(timeout=60) for _ in openers}
+        ids = {found.get(timeout=240) for _ in openers}
         for one in openers:
             one.join()
         assert ids == {read_run_record(DiskStore(copy, CLOCK), "").run_id}

@@ -175,7 +175,7 @@ class Stopping:
 
     def __call__(self, chunk: Chunk) -> memoryview:
         self.has_begun.set()
-        assert self.go_on.wait(60)
+        assert self.go_on.wait(240)
         if self._fails:
             raise StorageError("the source fails")
         return chunk_bytes(chunk)
@@ -193,7 +193,7 @@ def test_one_thread_copies_and_the_others_wait_for_it(
     ):
         fill = SlotFill(slot, plan.layout, SystemClock())
         first = pool.submit(fill.copy, borrowed)
-        assert source.has_begun.wait(60)
+        assert source.has_begun.wait(240)
         others = [pool.submit(fill.copy, OnHost(Stopping(fails=True))), pool.submit(fill.end)]
         time.sleep(0.05)
         assert not any(other.done() for other in others)

@@ -153,9 +153,9 @@ def process(folder: Path, count: int) -> None:
             async_checkpointer_type=AsyncCheckpointerType.PROCESS,
         )
         if planner is None:
-            done.result(timeout=90)
+            done.result(timeout=240)
         else:
-            assert "rank 1 has no such data" in raised(lambda done=done: done.result(timeout=90))
+            assert "rank 1 has no such data" in raised(lambda done=done: done.result(timeout=240))
 
 
 def training(folder: Path, count: int, saves: Any = async_save) -> None:
@@ -173,7 +173,7 @@ def training(folder: Path, count: int, saves: Any = async_save) -> None:
             assert reduced[0] == step * count
             if reduced[1] == count:
                 break
-        saved.result(timeout=90)
+        saved.result(timeout=240)
         state["w"].zero_()
         dcp.load(state, storage_reader=HoldfastReader(folder / "training"))
         assert torch.equal(state["w"], torch.full((3,), 7.0 + number))

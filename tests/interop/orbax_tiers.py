@@ -26,7 +26,7 @@ from holdfast.interop.orbax.experimental.emergency import (
     replicator_checkpoint_manager as replicator,
 )
 
-WAIT_SECS = 30.0
+WAIT_SECS = 240.0
 
 
 class Iterator:

@@ -452,7 +452,7 @@ def test_an_async_save_has_the_state_of_its_call(tmp_path: Path) -> None:
             no_dist=True,
         )
         weight += 1
-        done.result(timeout=60)
+        done.result(timeout=240)
     for number in range(3):
         found = _loaded(tmp_path / str(number), {"w": torch.zeros(100_000), "number": -1})
         assert found["number"] == number
@@ -461,8 +461,8 @@ def test_an_async_save_has_the_state_of_its_call(tmp_path: Path) -> None:
         {"bad": weight}, storage_writer=writer, planner=_Failing(), no_dist=True
     )
     with pytest.raises(dcp.CheckpointException, match="no such data"):
-        failing.result(timeout=60)
-    dcp.async_save({"bad": weight}, storage_writer=writer, no_dist=True).result(timeout=60)
+        failing.result(timeout=240)
+    dcp.async_save({"bad": weight}, storage_writer=writer, no_dist=True).result(timeout=240)
     assert torch.equal(_loaded(tmp_path / "2", {"bad": torch.zeros(100_000)})["bad"], weight)
 
 
@@ -555,5 +555,5 @@ def test_one_process_saves_in_the_background_without_a_group(tmp_path: Path) -> 
     state = {"w": torch.ones(3)}
     saved = async_save(state, storage_writer=HoldfastWriter(tmp_path / "a"))
     state["w"].zero_()
-    saved.result(timeout=90)
+    saved.result(timeout=240)
     assert _loaded(tmp_path / "a", {"w": torch.zeros(3)})["w"].tolist() == [1.0, 1.0, 1.0]

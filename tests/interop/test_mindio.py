@@ -311,11 +311,11 @@ def test_a_checker_waits_for_whole_files_and_no_longer_than_its_timeout(
     torch.save(2, folder / "b")
     mindio.save(1, folder / "rank" / "a")
     assert mindio.register_checker(callback, {str(folder): 2}, "late", 1) == 1
-    assert done.acquire(timeout=30)
+    assert done.acquire(timeout=240)
     assert called == [(1, "late")]
     assert mindio.register_checker(callback, {str(folder): 2}, "whole", 30) == 1
     held.release()
-    assert done.acquire(timeout=30)
+    assert done.acquire(timeout=240)
     assert called[1:] == [(0, "whole")]
     assert torch.load(folder / "rank" / "a") == 1
     wait_until(lambda: caplog.text.count("the callback failed") == 2)
@@ -415,7 +415,7 @@ def test_the_file_agent_imports_neither_a_framework_nor_the_calls() -> None:
         "import sys; import holdfast.interop.mindio.file_agent.process as _;"
         "print({'torch', 'jax', 'holdfast.interop.mindio.calls'} & {*sys.modules})"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240)
     assert (done.returncode, done.stdout) == (0, "set()\n"), done.stderr
 
 
@@ -426,7 +426,7 @@ def test_a_trainer_killed_right_after_save_has_its_file(one_host: Host, tmp_path
         env=one_host.environment,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
     )
     assert (done.returncode, done.stdout) == (-signal.SIGKILL, "1\n"), done.stderr
     wait_until(path.exists)

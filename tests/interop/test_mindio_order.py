@@ -83,7 +83,7 @@ class AgentThread:
     def start(self) -> None:
         """Returns once it answers."""
         self._thread.start()
-        assert self._ready.wait(60)
+        assert self._ready.wait(240)
 
     def end(self) -> None:
         """Returns once it has ended."""

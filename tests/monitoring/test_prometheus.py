@@ -90,7 +90,7 @@ class Prometheus:
 
     def end(self) -> None:
         self.process.terminate()
-        self.process.wait(60)
+        self.process.wait(240)
 
 
 @contextlib.contextmanager

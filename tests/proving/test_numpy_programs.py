@@ -150,7 +150,7 @@ def test_what_a_killed_proof_leaves_is_removed_once_its_program_has_ended(tmp_pa
         wait_until(lambda: any(agent.trainers for agent in own.agents()))
         (opened,) = tmp_path.glob(openings)
         proof.kill()
-        proof.wait(60)
+        proof.wait(240)
         pid = json.loads(opened.read_text())["pid"]
         wait_until(lambda: not is_running(pid))
         log = (opened.parent / "output.log").read_text()
@@ -185,7 +185,7 @@ def test_an_interrupted_proof_leaves_no_process_behind(shared_host: Host, tmp_pa
     (opening,) = map(json.loads, openings.read_text().splitlines())
     wait_until(lambda: any(agent.trainers for agent in shared_host.agents()))
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=240)
     assert (process.returncode, err.splitlines()[-1]) == (130, "interrupted"), err
     assert not is_running(opening["pid"])
     # Those of other tests' runs may still be about to leave.

@@ -32,7 +32,7 @@ def follow(trainer: subprocess.Popen[str], path: Path) -> None:
     seen: list[int] = []
     with holdfast.open_run(path) as run:
         while len(seen) < READINGS:
-            step = run.wait_for_step(after=seen[-1] if seen else None, timeout_secs=30.0)
+            step = run.wait_for_step(after=seen[-1] if seen else None, timeout_secs=240)
             # A step that was there a moment ago may be deleted: that is one clear error.
             try:
                 given = run.restore(step, only=["small", "n"])
@@ -52,8 +52,8 @@ def follow(trainer: subprocess.Popen[str], path: Path) -> None:
         owned = run.restore()
         value = owned["n"]
         # It was the caller's own memory: the run uses its slots many times after.
-        run.wait_for_step(after=value + READINGS, timeout_secs=30.0)
-    out, _ = trainer.communicate("stop\n", timeout=60)
+        run.wait_for_step(after=value + READINGS, timeout_secs=240)
+    out, _ = trainer.communicate("stop\n", timeout=240)
     assert trainer.returncode == 0, out
     assert (owned["w"] == value).all()
     assert seen == sorted(set(seen))

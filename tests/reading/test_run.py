@@ -112,7 +112,7 @@ def test_waiting_returns_the_newest_step_or_ends_in_time(run_directory: Path) ->
         assert 0.2 <= time.monotonic() - started < 20
         found: list[int] = []
         waiter = threading.Thread(
-            target=lambda: found.append(run.wait_for_step(after=3, timeout_secs=60))
+            target=lambda: found.append(run.wait_for_step(after=3, timeout_secs=240))
         )
         waiter.start()
         with training(run_directory) as manager:

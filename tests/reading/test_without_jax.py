@@ -41,7 +41,7 @@ def test_importing_and_reading_import_no_framework(tmp_path: Path) -> None:
         [sys.executable, "-c", code, str(tmp_path / "a")],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
         check=True,
     )
     assert done.stdout == "[]\n"

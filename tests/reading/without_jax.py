@@ -46,7 +46,7 @@ def main(directory: Path) -> None:
         assert same(resumed, 0)
         assert training.save(1, state(1))
     with holdfast.open_run(directory / "run") as run:
-        assert run.wait_for_step(after=0, timeout_secs=30) == 1
+        assert run.wait_for_step(after=0, timeout_secs=240) == 1
         assert same(run.restore(), 1)
         assert same(run.restore(like=state(-1)), 1)
     holdfast.save(directory / "one", state(5))

@@ -241,7 +241,7 @@ def test_a_truncated_object_says_where_it_ends(store: DiskStore) -> None:
 
 def test_two_puts_of_one_key_at_once_leave_one_of_the_two_whole(store: DiskStore) -> None:
     size = 300_000
-    barrier = threading.Barrier(2, timeout=60)
+    barrier = threading.Barrier(2, timeout=240)
 
     def put(byte: bytes) -> None:
         other = open_disk(store.root)

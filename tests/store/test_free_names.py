@@ -105,7 +105,7 @@ def test_of_several_that_replace_a_claim_one_wins(
         folder = tmp_path / str(number)
         folder.mkdir()
         (folder / CLAIM.format(0)).touch()
-        barrier = threading.Barrier(4, timeout=60)
+        barrier = threading.Barrier(4, timeout=240)
 
         def put(index: int, barrier: threading.Barrier = barrier, key: str = f"{number}/b") -> bool:
             store = DiskStore(tmp_path, SystemClock(), Linkless())

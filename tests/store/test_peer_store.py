@@ -82,7 +82,7 @@ def test_a_token_that_cannot_be_one_is_refused_and_not_shown() -> None:
 def test_readers_of_many_threads_have_connections_of_their_own(
     served: PeerAddress, data: bytes
 ) -> None:
-    barrier = threading.Barrier(6, timeout=30)
+    barrier = threading.Barrier(6, timeout=240)
 
     def read(number: int) -> bool:
         start = number * (SIZE // 6)

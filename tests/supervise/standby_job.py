@@ -63,7 +63,7 @@ class Job:
     def await_end(self) -> int:
         """Waits for the end of `holdfast run`, and returns its exit code."""
         try:
-            _, err = self.process.communicate(timeout=60)
+            _, err = self.process.communicate(timeout=240)
         except subprocess.TimeoutExpired:
             self.process.kill()
             raise

@@ -115,7 +115,7 @@ def test_a_process_that_the_kernel_kills_for_memory_is_out_of_memory(one_host: H
             env=one_host.environment,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=240,
             check=False,
         )
         assert group.kills() == 1
@@ -133,7 +133,7 @@ def test_a_stopped_process_is_named_and_not_killed(one_host: Host, tmp_path: Pat
         assert line
     (trainer,) = one_host.agent().trainers
     os.kill(trainer.pid, signal.SIGCONT)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=240)
     assert (process.returncode, "restart" in err) == (0, False)
 
 

@@ -20,7 +20,7 @@ from tests.manifests import manifest_path
 from tests.said import Said
 from tests.trainer.test_processes import PROCESS, free_address
 
-END_SECS = 90.0
+END_SECS = 240.0
 
 
 @dataclass

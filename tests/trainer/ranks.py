@@ -24,7 +24,7 @@ try:
 except ImportError:  # Its name in older versions.
     from jaxlib import xla_extension as _jax
 
-JOIN_SECS = 60.0
+JOIN_SECS = 240.0
 
 
 @dataclass

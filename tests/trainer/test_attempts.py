@@ -494,7 +494,7 @@ def test_a_start_on_the_same_host_with_another_ram_folder_is_refused_and_changes
     before = contents(run)
     with host(one_host.name) as twin:
         second = twin.start(TRAINER, run, 1, json.dumps({}), stem="numpy")
-        _, told = second.communicate(timeout=60)
+        _, told = second.communicate(timeout=240)
         assert second.returncode != 0
         check_names_holder(told, first.pid)
         assert contents(run) == before
@@ -502,7 +502,7 @@ def test_a_start_on_the_same_host_with_another_ram_folder_is_refused_and_changes
         assert first.poll() is None
         assert len(await_events(run, "attempt_started", count=1)) == 1
         took_over = twin.start(TRAINER, run, 3, json.dumps({"takeover": True}), stem="numpy")
-        _, told = took_over.communicate(timeout=60)
+        _, told = took_over.communicate(timeout=240)
         assert took_over.returncode == 0, told
     assert len(await_events(run, "attempt_started", count=2)) == 2
 
@@ -520,7 +520,7 @@ def test_a_start_on_another_host_is_refused_while_the_first_trains_and_goes_on_o
     (folder / "image-00000-of-00001.safetensors").write_bytes(b"bytes")
     other = two_hosts[1]
     second = other.start(TRAINER, run, 1, json.dumps({}), stem="numpy")
-    _, told = second.communicate(timeout=60)
+    _, told = second.communicate(timeout=240)
     assert second.returncode != 0
     assert [path.name for path in folder.iterdir()] == ["image-00000-of-00001.safetensors"]
     assert "RunBusyError" in told
@@ -538,7 +538,7 @@ def test_a_start_on_another_host_is_refused_while_the_first_trains_and_goes_on_o
     # It has listed the run, and does not know whether the first host's attempt lives.
     wait_until(lambda: doubt in log.read_text().removeprefix(refused_log))
     first.send_signal(signal.SIGTERM)
-    first.communicate(timeout=60)
+    first.communicate(timeout=240)
     line = waiting.stdout.readline()
     if not line:
         # On a busy machine the first has renewed its lease once more before it ended.
@@ -595,7 +595,7 @@ def test_a_lost_host_is_taken_over_by_another_one_once_its_lease_has_run_out(
     lose(one_host)
     committed = max(e["step"] for e in events(run, "committed"))
     second = two_hosts[1].start(TRAINER, run, committed + 5, json.dumps({}), stem="numpy")
-    out, told = second.communicate(timeout=90)
+    out, told = second.communicate(timeout=240)
     assert second.returncode == 0, told
     assert LEASE_SECS - 10 < time.monotonic() - lost_at < LEASE_SECS + 25
     assert json.loads(out.splitlines()[0])["start"] == committed + 1
@@ -614,7 +614,7 @@ def test_a_training_that_saves_to_ram_alone_ends_soon_after_a_takeover_elsewhere
     wait_until(lambda: events(run, "committed"))
     takeover = json.dumps(options | {"takeover": True})
     second = two_hosts[1].start(TRAINER, run, 100000, takeover, stem="numpy")
-    _, told = first.communicate(timeout=90)
+    _, told = first.communicate(timeout=240)
     assert "FencedError" in told
     assert second.poll() is None
 

@@ -65,7 +65,7 @@ def test_a_child_that_outlives_a_killed_trainer_holds_no_slot(
             found = json.loads(trainer.stdout.readline())
             children.append(found["child"])
             assert found["held"] == found["written"] == []
-            trainer.wait(60)
+            trainer.wait(240)
             assert trainer.returncode == -signal.SIGKILL
         (counted,) = lines(
             finished(one_host.start(TRAINER, tmp_path / "run", "count", stem="numpy"))

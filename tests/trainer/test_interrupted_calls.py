@@ -28,7 +28,7 @@ from tests.trainer.slots import wait_for_a_slot
 pytestmark = pytest.mark.filterwarnings(
     "ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"
 )
-WAIT_SECS = 60.0
+WAIT_SECS = 240.0
 CLOSE_SECS_MAX = 30.0
 STRIDES = {"save": 47, "restore": 257, "resume": 257, "close": 61, "open": 601}
 """A quick run takes one position in so many, from a place that a seed gives."""

@@ -75,7 +75,7 @@ def test_a_clock_that_jumps_by_a_day_stops_no_saves(two_hosts: list[Host], tmp_p
             finished(one_host.start("-m", "holdfast", "status", run))
         assert one_host.agent().pid == pid
         until.touch()
-        assert training.process.wait(60) == 0, training.told()
+        assert training.process.wait(240) == 0, training.told()
     finally:
         training.kill()
     assert len(events(run, "attempt_started")) == 1

@@ -211,7 +211,7 @@ def test_managers_closed_in_any_order_leave_the_default_action_behind(
         "print('survived', flush=True)\n"
     )
     process = one_host.start(script, tmp_path / "a", tmp_path / "b", stem="numpy")
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=240)
     assert out.split() == ["told"], err
     assert process.returncode == -signal.SIGTERM
 
@@ -292,7 +292,7 @@ def test_the_second_signal_reaches_the_handler_that_was_there_before(
     assert process.stdout.readline().startswith("saved")
     time.sleep(REPEAT_SECS + 0.2)
     process.send_signal(signal.SIGTERM)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=240)
     assert process.returncode == 7, err
 
 

@@ -49,7 +49,7 @@ def ran(host: Host, run: Path, **switches: Any) -> tuple[dict[str, Any], str]:
         capture_output=True,
         text=True,
         env=os.environ | host.environment | {"HOLDFAST_LOG": "debug"},
-        timeout=60,
+        timeout=240,
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout), done.stderr

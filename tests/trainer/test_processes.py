@@ -45,7 +45,7 @@ def results(job: list[subprocess.Popen[str]]) -> list[dict[str, Any]]:
     """What each process said, as one dict each; all have to end well."""
     found = []
     for process in job:
-        out, err = process.communicate(timeout=90)
+        out, err = process.communicate(timeout=240)
         assert process.returncode == 0, err[-3000:]
         said: dict[str, Any] = {}
         for line in out.splitlines():
@@ -81,7 +81,7 @@ def test_ranks_that_save_the_states_of_different_objects_are_told_and_nothing_is
     todo: dict[str, Any] = {"interval": 2, "forgets": 1, "goes_on": True, "only_closes": True}
     job = start_job(one_host, tmp_path / "run", 2, steps=5, **todo)
     for rank, process in enumerate(job):
-        out, err = process.communicate(timeout=90)
+        out, err = process.communicate(timeout=240)
         failed = [json.loads(line) for line in out.splitlines() if '"failed"' in line]
         assert {step for line in failed for step in line["failed"]} == {0, 2, 4}, (rank, out, err)
         assert "rank 1 lacks position; all processes of a job" in failed[0]["message"]

@@ -162,7 +162,7 @@ class LatestSlowly:
         self.committed = threading.Event()
 
     def should_preserve(self, checkpoints: Any, *, context: Any) -> list[bool]:
-        assert self.committed.wait(60)
+        assert self.committed.wait(240)
         return [checkpoint is checkpoints[-1] for checkpoint in checkpoints]
 
 

@@ -57,7 +57,7 @@ def shown(one_host: Host, run: Path, *, after: float, slow: float, **variables: 
         while piece := os.read(ours, 65536):
             data += piece
     os.close(ours)
-    assert process.wait(60) == 0
+    assert process.wait(240) == 0
     return data.decode()
 
 

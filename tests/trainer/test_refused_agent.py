@@ -13,7 +13,7 @@ import holdfast
 from holdfast import errors, save_decision_policy
 from tests.hosts import Host
 
-WAIT_SECS = 60.0
+WAIT_SECS = 240.0
 
 
 def save(manager: holdfast.CheckpointManager, step: int) -> None:

@@ -45,6 +45,6 @@ def test_a_repeated_signal_costs_no_step(
     if seen == "closed":
         await_line(trainer, "closed")
     trainer.send_signal(signal.SIGTERM)
-    assert trainer.wait(60) == code
+    assert trainer.wait(240) == code
     with holdfast.open_run(tmp_path / "run") as run:
         assert run.latest_step() == stopped_at

@@ -51,7 +51,7 @@ def test_an_error_of_memory_between_saves_does_not_end_the_savers_thread(
     wait_for_a_slot(manager)
     monkeypatch.setattr(RamSlots, "make_ready", failing)
     assert manager.save(0, state(0))
-    assert failed.wait(60)
+    assert failed.wait(240)
     assert manager.save(1, state(1))
     manager.wait_until_finished()
     assert (manager.restore(1)["w"] == 1).all()
@@ -174,7 +174,7 @@ def test_a_state_is_saved_as_it_was_although_it_changes_behind_its_fence(
             stack.callback(begin.set)
 
             def late(self: Saver, request: Any) -> str | None:
-                begin.wait(60)
+                begin.wait(240)
                 return writing(self, request)
 
             monkeypatch.setattr(Saver, "_write", late)
@@ -203,7 +203,7 @@ def test_an_exception_at_the_fence_fails_a_state_that_is_not_copied(
     begin, writing = threading.Event(), Saver._write
 
     def late(self: Saver, request: Any) -> str | None:
-        begin.wait(60)
+        begin.wait(240)
         return writing(self, request)
 
     monkeypatch.setattr(Saver, "_write", late)

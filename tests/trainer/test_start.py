@@ -95,7 +95,7 @@ def test_an_agent_commits_whole_arrays_without_loading_arrays_or_http(
             pid = own.agent().pid
             for step in range(3):
                 manager.save(step, {"w": np.arange(1_000_000.0)}, force=True)
-                manager.wait_until_finished(timeout_secs=60)
+                manager.wait_until_finished(timeout_secs=240)
             found = _mapped_packages(pid)
             assert "msgspec" in found, "shows what is loaded"
             assert not found & {"numpy", "ml_dtypes", "aiohttp", "jaxlib"}

@@ -23,7 +23,7 @@ from tests.trainer.job import Job, seen, start_job
 
 STOPPED_SECS = 14.0
 """Longer than other hosts count on the RAM of one that is silent."""
-RECOVERY_SECS = 60.0
+RECOVERY_SECS = 240.0
 """A few heartbeats, and what a loaded machine adds."""
 OPTIONS: dict[str, Any] = {"device_count": 1, "lockstep": True, "sleep": 0.1, "goes_on": True}
 

@@ -20,7 +20,7 @@ SUSPENDED_SECS = 45.0
 """Longer than a lease lives, and than other hosts count on the RAM of a silent one."""
 LONG_SECS = 110.0
 """Longer than ranks wait for a host without a heartbeat; a step of the job may take 120 s."""
-RECOVERY_SECS = 60.0
+RECOVERY_SECS = 240.0
 OPTIONS: dict[str, Any] = {
     "device_count": 1,
     "lockstep": True,

@@ -58,7 +58,7 @@ def printed(script: str, *arguments: object, **variables: str) -> list[str]:
     known = {name: value for name, value in os.environ.items() if name != "HOLDFAST_LOG"}
     command = ["-c", textwrap.dedent(script), *map(str, arguments)]
     with ending(prepared.start("numpy", command, known | variables)) as process:
-        _, errors = process.communicate(timeout=60)
+        _, errors = process.communicate(timeout=240)
     return errors.splitlines()
 
 

@@ -351,7 +351,7 @@ def test_save_does_not_wait_for_storage_without_a_ram_tier(
     goes_on, put = threading.Event(), DiskStore.put
 
     def held(*arguments: Any) -> None:
-        assert goes_on.wait(60)
+        assert goes_on.wait(240)
         put(*arguments)
 
     with holdfast.CheckpointManager(

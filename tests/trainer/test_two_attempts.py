@@ -83,7 +83,7 @@ def standing_still(job: Job, *, with_agents: bool) -> Iterator[None]:
 
 def check_fenced(job: Job, run: Path, others: list[dict[str, Any]]) -> None:
     """The old ranks could delete nothing, have ended as fenced, and nothing of them came later."""
-    codes = [rank.wait(90) for rank in job.ranks]
+    codes = [rank.wait(240) for rank in job.ranks]
     told = [rank.together() for rank in job.ranks]
     assert all(codes), told
     # JAX may have ended one of them, because the other one was gone first; or a save that was on

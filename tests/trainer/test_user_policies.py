@@ -166,10 +166,10 @@ class Hanging:
 
     def should_save(self, step: int, previous_steps: Sequence[Any], *, context: Any) -> bool:
         self.steps.append(step)
-        return self.go_on.wait(60)
+        return self.go_on.wait(240)
 
     def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
-        self.go_on.wait(60)
+        self.go_on.wait(240)
         return [True] * len(checkpoints)
 
 

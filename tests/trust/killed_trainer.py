@@ -20,7 +20,7 @@ import numpy as np
 import holdfast
 from holdfast import errors, preservation_policy, save_decision_policy
 
-WAIT_SECS = 90.0
+WAIT_SECS = 240.0
 
 
 def state_at(step: int, kilobytes: int) -> dict:

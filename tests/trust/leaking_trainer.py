@@ -16,7 +16,7 @@ import numpy as np
 import holdfast
 from holdfast import preservation_policy, save_decision_policy
 
-WAIT_SECS = 60.0
+WAIT_SECS = 240.0
 
 
 def stand_still(**line: object) -> None:

@@ -35,7 +35,7 @@ HERE = Path(__file__).parent
 TRAINER = HERE / "power_trainer.py"
 RUN_ID = "0123456789abcdef0123456789abcdef"
 IMAGE_SIZE = "64M"
-WAIT_SECS = 60.0
+WAIT_SECS = 240.0
 TRIES_MAX = 20
 
 

@@ -43,7 +43,7 @@ def clean(folder: Path, configuration: Path) -> None:
     if shutil.which("systemd-tmpfiles") is None:
         pytest.skip("systemd-tmpfiles is not installed (Debian package systemd)")
     configuration.write_text(f"d {folder} 0700 - - 0\n")
-    subprocess.run(["systemd-tmpfiles", "--clean", configuration], check=True, timeout=60)
+    subprocess.run(["systemd-tmpfiles", "--clean", configuration], check=True, timeout=240)
 
 
 def tree(folder: Path) -> set[Path]:

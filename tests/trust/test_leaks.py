@@ -97,7 +97,7 @@ def check_attempts(one_host: Host, run: Path, processes: int, warm: int) -> None
                 if line["opened"] == 2:
                     process.kill()
                     break
-            process.wait(60)
+            process.wait(240)
         samples.append(look(one_host, run, None))
         print(number, samples[-1])
     first, last = samples[warm - 1], samples[-1]

@@ -251,7 +251,7 @@ def test_slots_are_never_reserved_past_the_memory_limit(one_host: Host) -> None:
             assert process.stdout.readline() == "ready\n"
             group.add(process.pid)
             group.set_limit(group.usage_bytes() + 40 * MIB)
-            out, _ = process.communicate("go\n", timeout=60)
+            out, _ = process.communicate("go\n", timeout=240)
         assert process.returncode == 0, f"it was killed: {process.returncode}"
         assert "the memory limit of this process's cgroup leaves" in out
         # A tenth is left, and no more than that and a slot.

@@ -226,7 +226,7 @@ def test_an_object_that_refuses_its_state_on_one_rank_ends_all(
     hosts, run = four_hosts[:2], tmp_path / "run"
     trained(hosts, run, 8, branch=1)
     job = start_job(hosts, run, more=4, branch=2, refuses=1)
-    assert [rank.wait(60) for rank in job.ranks] == [1, 1], job.told()
+    assert [rank.wait(240) for rank in job.ranks] == [1, 1], job.told()
     assert "data" in "".join(job.ranks[1].errors)
     assert "this rank has other data" in "".join(job.ranks[1].errors)
     assert trained(hosts, run, 3, branch=3) == [1] * 8

@@ -43,7 +43,7 @@ def training(everyone: Users, uid: int) -> Iterator[tuple[Path, subprocess.Popen
 def holdfast(everyone: Users, uid: int, *arguments: object) -> str:
     """What a command of that user prints."""
     with everyone.popen(uid, "-c", COMMAND, *arguments, COLUMNS="300") as process:
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=240)
     return out + err
 
 

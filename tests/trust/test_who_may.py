@@ -102,13 +102,13 @@ def another_user_can_open_nothing_of_the_agents(two: Users) -> None:
     files = private[:2] + slots
     for script, path in [(LIST, folder.parent), *((READ, path) for path in files)]:
         with two.popen(STRANGER, "-c", script, path) as process:
-            assert "PermissionError" in process.communicate(timeout=60)[1], path
+            assert "PermissionError" in process.communicate(timeout=240)[1], path
     # The folder alone opened: what is in it is still the owner's.
     folder.parent.chmod(0o777)
     folder.chmod(0o777)
     for script, path in [(LIST, folder / RAM), *((READ, path) for path in files)]:
         with two.popen(STRANGER, "-c", script, path) as process:
-            assert "PermissionError" in process.communicate(timeout=60)[1], path
+            assert "PermissionError" in process.communicate(timeout=240)[1], path
 
 
 @way("mode", 0o777)
@@ -158,7 +158,7 @@ def an_agent_of_a_stranger_is_told_nothing(two: Users, is_owners_folder: bool) -
         said = two.trainer("call", folder)
         assert said["error"] == "AgentGoneError"
         assert f"of user {STRANGER}, expected user {OWNER}" in said["message"]
-        assert fake.communicate(timeout=60)[0] == "0\n"
+        assert fake.communicate(timeout=240)[0] == "0\n"
 
 
 @way()
@@ -169,7 +169,7 @@ def a_stranger_who_listens_in_a_folder_of_its_own_is_refused_by_name(two: Users)
         said = two.trainer("start", two.run)
         assert said["error"] == "StorageError"
         assert str(folder) in said["message"]
-        assert fake.communicate(timeout=60)[0] == "0\n"
+        assert fake.communicate(timeout=240)[0] == "0\n"
 
 
 @way()
@@ -181,7 +181,7 @@ def a_socket_that_a_stranger_put_in_the_place_of_the_agents_gets_nothing(two: Us
         said = two.trainer("save", two.run)
         assert said["told"] == "committed", said
         assert said["pid"] != fake.pid
-        assert fake.communicate(timeout=60)[0] == "0\n"
+        assert fake.communicate(timeout=240)[0] == "0\n"
 
 
 @way()

@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 OWNER, STRANGER = 61001, 61002
 """Users that no account needs to be of."""
 
-RUN_SECS = 60.0
+RUN_SECS = 240.0
 HOST = "host-a"
 
 # Sends one request to the agent in a folder, and prints the status and the answer.

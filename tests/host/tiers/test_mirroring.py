@@ -279,7 +279,7 @@ class SlowRemote(DiskStore):
     def list_some(self, prefix: str, **range_of: Any) -> list[StoredObject]:
         if hasattr(self, "go") and not self.reached.is_set():
             self.reached.set()
-            assert self.go.wait(60)
+            assert self.go.wait(240)
         return super().list_some(prefix, **range_of)
 
 

@@ -102,12 +102,12 @@ def test_a_disk_that_hangs_holds_nobody_up_and_the_queue_is_bounded(
     class HangingDirectory(RunDirectory):
         def current_folder(self) -> Path:
             entered.set()
-            hanging.wait(60)
+            hanging.wait(240)
             return super().current_folder()
 
     writer = EventWriter(HangingDirectory(tmp_path), "a", StepClock())
     writer.write(sealed(0))
-    assert entered.wait(60)
+    assert entered.wait(240)
     for step in range(1, 50):
         writer.write(sealed(step))
     assert len(writer._lines) == 10

@@ -142,7 +142,7 @@ def browser() -> Iterator[Tab]:
                 loop.run_until_complete(session.close())
             loop.close()
             process.terminate()
-            process.wait(60)
+            process.wait(240)
 
 
 async def _session() -> aiohttp.ClientSession:

@@ -93,7 +93,7 @@ def test_a_killed_host_is_on_the_page_within_two_heartbeats(
         assert {request.startswith((url, "data:")) for request in tab.requests} == {True}
         assert tab.complaints == []
         server.terminate()
-        server.wait(60)
+        server.wait(240)
         tab.await_text("#connection", "is lost")
     job.kill()
 

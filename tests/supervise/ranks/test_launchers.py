@@ -90,7 +90,7 @@ class Cluster:
 
     def codes(self) -> dict[int, int]:
         """Wait for all launchers, and return their exit codes."""
-        return {host: launcher.wait(60) for host, launcher in self.launchers.items()}
+        return {host: launcher.wait(240) for host, launcher in self.launchers.items()}
 
 
 @pytest.fixture
