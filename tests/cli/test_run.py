@@ -318,7 +318,11 @@ def test_what_stands_in_ram_alone_is_durable_when_it_returns(
 ) -> None:
     run = tmp_path / "run"
     # So large that it takes the agent a while; one step stands in RAM alone when the trainer ends.
-    command = training(run, steps=9, every=9, ram_every=1, leave_sealed=1, megabytes=200)
+    # RAM skips what comes while a save is under way.
+    count = 10**6
+    command = training(
+        run, steps=count, every=count, ram_every=1, leave_sealed=1, megabytes=200, sleep=0.01
+    )
     holdfast(one_host, "run", "--", *command)
     newest = max(event["step"] for event in events(run, "sealed"))
     assert newest >= 1
