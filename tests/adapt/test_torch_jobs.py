@@ -17,8 +17,8 @@ from holdfast.observe.events.reader import read_events
 from holdfast.observe.events.schema import ReplicasDiffer
 from holdfast.observe.replica_differences import last_difference
 from tests.hosts import Host, wait_until
+from tests.ports import free_address
 from tests.trainer.job import has_copies, lose, some_hosts
-from tests.trainer.test_processes import free_address
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("torch") is None, reason="PyTorch cannot be had here"

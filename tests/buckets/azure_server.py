@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
-from tests.buckets.s3_server import free_ports
 from tests.hosts import wait_until
+from tests.ports import free_port
 
 CONTAINER = "runs"
 ACCOUNT = "devstoreaccount1"
@@ -46,7 +46,7 @@ def running_azurite(folder: Path) -> Iterator[dict[str, str]]:
     """The environment of a server that runs meanwhile, with one empty container."""
     found = program()
     assert found is not None
-    (port,) = free_ports(1)
+    port = free_port()
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(
             [

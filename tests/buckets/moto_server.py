@@ -10,14 +10,15 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.buckets.s3_server import BUCKET, free_ports
+from tests.buckets.s3_server import BUCKET
 from tests.hosts import wait_until
+from tests.ports import free_port
 
 
 @contextlib.contextmanager
 def running_moto(folder: Path) -> Iterator[dict[str, str]]:
     """The environment of a server that runs meanwhile, with one empty bucket."""
-    (port,) = free_ports(1)
+    port = free_port()
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(
             [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)],

@@ -11,7 +11,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -19,6 +18,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
+
+from tests.ports import free_ports
 
 START_SECS = 90.0
 NEVER_SECS = 7 * 24 * 3600
@@ -124,15 +125,6 @@ class S3Server:
             self._process.send_signal(signal.SIGKILL)
             self._process.wait()
             self._process = None
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports that nothing listens on now."""
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
 
 
 @contextlib.contextmanager

@@ -27,8 +27,8 @@ from holdfast.errors import (
 from holdfast.store.bucket.object_service import connect
 from holdfast.store.location import open_durable
 from tests.buckets.fault_proxy import FaultProxy
-from tests.buckets.s3_server import free_ports
 from tests.hosts import Host
+from tests.ports import free_port
 
 COMMANDS = (
     ("ls",),
@@ -211,7 +211,7 @@ def test_an_endpoint_that_is_no_object_store_is_named_at_once(
 
 
 def test_a_port_where_nothing_listens_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    (port,) = free_ports(1)
+    port = free_port()
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret-0f2e")
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{port}")

@@ -20,9 +20,9 @@ import pytest
 from holdfast.demo.learner import TrainerOptions
 from tests.cli.command_line import INTERRUPTIBLE
 from tests.hosts import Host, host, wait_until
+from tests.ports import free_address
 from tests.store.places import mounted
 from tests.trainer.frameworks import FRAMEWORKS
-from tests.trainer.test_processes import free_address
 
 STEPS = 24
 

@@ -20,7 +20,7 @@ import pytest
 import holdfast
 from tests.hosts import Host, ending
 from tests.interop.trainer_sources import source_or_skip
-from tests.trainer.test_processes import free_address
+from tests.ports import free_address
 
 ROOT = Path(__file__).parents[2]
 SOURCE = source_or_skip("HOLDFAST_AXLEARN", "axlearn/common", ("tensorflow", "seqio", "flax"))

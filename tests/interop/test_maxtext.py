@@ -10,7 +10,6 @@ import json
 import os
 import random
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -23,6 +22,7 @@ import holdfast
 from holdfast.interop.trainers.maxtext import STARTUP
 from tests.hosts import Host
 from tests.interop.trainer_sources import source_or_skip
+from tests.ports import free_address
 
 ROOT = Path(__file__).parents[2]
 SOURCE = source_or_skip("HOLDFAST_MAXTEXT", "src/maxtext", ("flax", "grain", "omegaconf"))
@@ -65,8 +65,7 @@ def train_in_two(
     host: Host, directory: Path, kind: str, step: int = -1, event: str = "-", *flags: str
 ) -> list[subprocess.CompletedProcess[str]]:
     """Train in two processes of two devices each."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        coordinator = f"127.0.0.1:{server.getsockname()[1]}"
+    coordinator = free_address()
 
     def train_one(number: int) -> subprocess.CompletedProcess[str]:
         return train(

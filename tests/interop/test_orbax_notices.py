@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from pathlib import Path
 
 import jax.numpy as jnp
@@ -11,6 +10,7 @@ import pytest
 from holdfast.errors import InvalidArgumentError
 from holdfast.interop import orbax as ocp
 from tests.hosts import Host, finished
+from tests.ports import free_address
 
 NOTIFIED = """
 import os, signal, sys, time
@@ -51,10 +51,7 @@ def test_none_stands_for_an_item_that_a_step_does_not_have(
 
 
 def test_a_notice_to_jax_is_a_preemption(one_host: Host, tmp_path: Path) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
-    process = one_host.start("-c", NOTIFIED, address, tmp_path, stem="jax")
+    process = one_host.start("-c", NOTIFIED, free_address(), tmp_path, stem="jax")
     step, after, before = finished(process).split()
     assert (after, before) == ("True", "False")
     with ocp.CheckpointManager(tmp_path) as manager:

@@ -6,7 +6,6 @@ import gc
 import json
 import logging
 import resource
-import socket
 import subprocess
 import sys
 from contextlib import ExitStack
@@ -17,6 +16,7 @@ import pytest
 
 import holdfast.interop.orbax as ocp
 from tests.hosts import Host, ending
+from tests.ports import free_address
 
 SCRIPT = Path(__file__).with_name("orbax_ranks.py")
 DEVICES = "--xla_force_host_platform_device_count=2"
@@ -29,9 +29,7 @@ WAIT_SECS = 240
 def test_an_error_of_one_rank_ends_the_calls_of_the_others_and_holds_no_manager_up(
     one_host: Host, tmp_path: Path
 ) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    address = free_address()
     with ExitStack() as held:
         processes = [
             held.enter_context(

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import socket
 import subprocess
 import sys
 from contextlib import ExitStack
@@ -20,6 +19,7 @@ import pytest
 
 from tests.hosts import Host, host
 from tests.interop.test_orbax import MODULES, differences, found_in
+from tests.ports import free_address
 
 SCRIPT = Path(__file__).with_name("orbax_sequences.py")
 ALL_SEEDS = 300
@@ -41,7 +41,7 @@ def watched(folder: Path, first: int | str, count: int, ranks: int = 1) -> list[
     with ExitStack() as hosts, ExitStack() as ended:
         running = []
         for name in MODULES:
-            address = f"127.0.0.1:{free_port()}"
+            address = free_address()
             made = hosts.enter_context(host())
             for rank in range(ranks):
                 job = [address, str(rank)] if ranks > 1 else []
@@ -66,13 +66,6 @@ def started(made: Host, log: Path, arguments: list[Any]) -> subprocess.Popen[byt
             stdout=output,
             stderr=output,
         )
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 @pytest.mark.parametrize("first", range(0, ALL_SEEDS, PIECE))

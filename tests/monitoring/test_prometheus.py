@@ -6,7 +6,6 @@ import contextlib
 import json
 import math
 import shutil
-import socket
 import subprocess
 import time
 import urllib.parse
@@ -20,6 +19,7 @@ import pytest
 from holdfast import monitoring
 from tests.hosts import Host, events, wait_until
 from tests.monitoring.queries import dashboard_queries, filled
+from tests.ports import free_address, free_ports
 from tests.trainer.job import lose, some_hosts, start_job
 
 FIRING_SECS = 30.0
@@ -27,18 +27,11 @@ WITHOUT_VALUES = ("holdfast_restore_seconds",)
 """Nothing is restored in this run."""
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
 class Prometheus:
     """A Prometheus that scrapes each second, and evaluates the package's rules each second."""
 
     def __init__(self, folder: Path, targets: list[str]) -> None:
-        self.url = f"http://127.0.0.1:{free_port()}"
+        self.url = f"http://{free_address()}"
         rules = folder / "rules.yml"
         rules.write_text(monitoring.read_file(monitoring.RULES))
         config = folder / "prometheus.yml"
@@ -96,7 +89,7 @@ class Prometheus:
 @contextlib.contextmanager
 def scraped_job(run: Path, folder: Path) -> Iterator[tuple[list[Host], Prometheus]]:
     with some_hosts(3) as hosts:
-        ports = [free_port() for _ in hosts]
+        ports = free_ports(len(hosts))
         for one, port in zip(hosts, ports, strict=True):
             one.variables["HOLDFAST_PROMETHEUS_PORT"] = str(port)
         job = start_job(hosts, run, steps=100_000, interval=5, sleep=0.05)

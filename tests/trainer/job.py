@@ -17,8 +17,9 @@ from typing import Any
 
 from tests.hosts import WAIT_SECS, Host, events, host, is_running, stop, wait_until
 from tests.manifests import manifest_path
+from tests.ports import free_address
 from tests.said import Said
-from tests.trainer.test_processes import PROCESS, free_address
+from tests.trainer.test_processes import PROCESS
 
 END_SECS = 240.0
 

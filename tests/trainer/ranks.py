@@ -6,7 +6,6 @@ The words are JAX's own service, in this process and on loopback, or a dict that
 from __future__ import annotations
 
 import contextlib
-import socket
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -18,6 +17,7 @@ from holdfast.adapt.jax.processes import JaxKeyValues
 from holdfast.clock import Clock, SystemClock
 from holdfast.errors import HoldfastError
 from holdfast.trainer.ranks.rendezvous import Numbers, Rendezvous
+from tests.ports import free_address
 
 try:
     from jaxlib import _jax
@@ -56,9 +56,7 @@ class MemoryWords:
 @contextlib.contextmanager
 def jax_words() -> Iterator[JaxKeyValues]:
     """JAX's key-value service, of one client."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    address = free_address()
     service = _jax.get_distributed_runtime_service(address, 1)
     client = _jax.get_distributed_runtime_client(address, 0, init_timeout=30, shutdown_timeout=5)
     try:

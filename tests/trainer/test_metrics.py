@@ -21,7 +21,7 @@ from holdfast.observe.metrics.metric_families import METRICS
 from holdfast.policy.save_decision_policy import FixedIntervalPolicy
 from tests.cli.command_line import answer
 from tests.hosts import Host, wait_until
-from tests.monitoring.test_prometheus import free_port
+from tests.ports import free_port
 from tests.startup.sitecustomize import STEMS
 
 OF_LEADING_HOST = {"holdfast_hosts", "holdfast_silent_hosts", "holdfast_survivable_domain_losses"}

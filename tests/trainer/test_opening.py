@@ -29,8 +29,9 @@ from holdfast.trainer.ranks.shared_root import (
     look_for,
 )
 from tests.hosts import host
+from tests.ports import free_address
 from tests.trainer.ranks import MemoryWords, RankOf, ranks, together
-from tests.trainer.test_processes import PROCESS, free_address
+from tests.trainer.test_processes import PROCESS
 from tests.trainer.test_restore_votes import line_of
 from tests.trust.in_process import StepClock
 

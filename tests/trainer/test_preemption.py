@@ -27,8 +27,8 @@ from holdfast.trainer.save.patience import CUT_CLOSE_SECS
 from holdfast.trainer.save.preemption_stop import AGREE_SECS, CONFIRM_SECS, PreemptionStop
 from holdfast.trainer.save.save_schedule import SaveSchedule
 from tests.hosts import Host, events, finished, wait_until
+from tests.ports import free_address
 from tests.said import Said
-from tests.trainer.test_processes import free_address
 from tests.trust.in_process import StepClock
 
 TRAINER = Path(__file__).with_name("trainer.py")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import socket
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -21,16 +20,11 @@ from tests.attempts import folder_of
 from tests.format.stranger import read_checkpoint
 from tests.hosts import Host, events, expire_leases, wait_until
 from tests.manifests import manifests
+from tests.ports import free_address
 from tests.trainer.frameworks import FRAMEWORKS
 
 PROCESS = Path(__file__).with_name("process.py")
 DEVICES = "--xla_force_host_platform_device_count=4"
-
-
-def free_address() -> str:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{probe.getsockname()[1]}"
 
 
 def start_job(host: Host, run: Path, count: int, **todo: Any) -> list[subprocess.Popen[str]]:

@@ -20,8 +20,9 @@ from holdfast.trainer.ranks.rendezvous import Rendezvous
 from holdfast.trainer.restore.restore_votes import Ballot, RestoreVerdict, Votes, verdict
 from tests.attempts import checkpoint_id
 from tests.hosts import Host, host
+from tests.ports import free_address
 from tests.trainer.ranks import MemoryWords, ranks, together
-from tests.trainer.test_processes import DEVICES, PROCESS, free_address, results, start_job
+from tests.trainer.test_processes import DEVICES, PROCESS, results, start_job
 
 OLD, NEW = checkpoint_id(3), checkpoint_id(5, 2)
 GONE_SECS = 60.0

@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 
 from tests.hosts import Host, events, host
+from tests.ports import free_address
 from tests.said import Said
 from tests.trainer.job import Job, seen
-from tests.trainer.test_processes import PROCESS, free_address
+from tests.trainer.test_processes import PROCESS
 from tests.trust.figures import tell
 
 RANK_COUNT = 16

@@ -32,8 +32,8 @@ from holdfast.trainer.ranks.topology import (
     place_of,
 )
 from tests.hosts import host
+from tests.ports import free_address
 from tests.trainer.ranks import BriskClock, MemoryWords, RankOf, rank_of, ranks, together
-from tests.trainer.test_processes import free_address
 from tests.trainer.test_restore_votes import line_of
 
 MEETING = Path(__file__).with_name("meeting.py")
