@@ -13,13 +13,15 @@ from collections.abc import Iterator
 from contextlib import closing
 
 FIRST, LAST, COUNT = 10_000, 32_000, 200
-"""The ports, all below those that the system gives, and how many of them a process has."""
+"""The ports, below those that Linux gives to sockets by default, and how many a process has."""
 
 
 def free_port() -> int:
     """A port of this process that nothing listens on."""
     _, ports = _claimed()
-    return next(port for port in ports if _is_free(port))
+    port = next(filter(_is_free, itertools.islice(ports, COUNT)), None)
+    assert port is not None, f"something listens on each of {COUNT} ports"
+    return port
 
 
 def free_ports(count: int) -> list[int]:

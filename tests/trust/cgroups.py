@@ -56,13 +56,13 @@ def memory_cgroup() -> Iterator[MemoryGroup]:
         pytest.skip("no memory cgroups here")
     try:
         made.folder.mkdir()
+    except OSError as error:
+        pytest.skip(f"no cgroup can be made: {error}")
+    try:
         # A machine with swap would page out what is above the limit, and kill nothing.
         for name in SWAP:
             if (made.folder / name).exists():
                 (made.folder / name).write_text("0")
-    except OSError as error:
-        pytest.skip(f"no cgroup can be made: {error}")
-    try:
         yield made
     finally:
         # What is still in it goes on without a limit; the last one may be on its way out.
