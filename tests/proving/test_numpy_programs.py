@@ -155,9 +155,15 @@ def test_what_a_killed_proof_leaves_is_removed_once_its_program_has_ended(tmp_pa
         wait_until(lambda: not is_running(pid))
         log = (opened.parent / "output.log").read_text()
         assert "found that it has ended; so this program ends too" in log
-        # Its agent writes into the folder until it knows that no process is left.
-        wait_until(lambda: all(agent.leaves_in_secs is not None for agent in own.agents()))
-        found = {row["folder"]: row["reason"] for row in answer(own, "clean", "--yes")["found"]}
+        # Its agent writes into the folder until it has left.
+        found: dict[str, str] = {}
+
+        def is_found() -> bool:
+            rows = answer(own, "clean", "--yes")["found"]
+            found.update((row["folder"], row["reason"]) for row in rows)
+            return str(opened.parents[1]) in found
+
+        wait_until(is_found)
         assert found[str(opened.parents[1])] == "left by a killed `holdfast prove` or `bisect`"
         assert not opened.parents[1].exists()
 
