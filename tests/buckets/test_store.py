@@ -22,7 +22,11 @@ def open_at(bucket: str, prefix: str) -> BucketStore:
 
 
 class TestServices(StoreSuite):
+    """`tests/store` has the long walks and races of the same client, without servers."""
+
     readers_outlast_keys = False
+    race_rounds = 50
+    walk_steps = 30
 
     @pytest.fixture
     def opener(self, every_url: str) -> Callable[[], Store]:

@@ -44,6 +44,8 @@ KEY = "checkpoints/000000010.1-00000001/image-00000-of-00001.safetensors"
 class TestPeerRecords(StoreSuite):
     """What is put into a RAM tier is read through a server of it."""
 
+    walk_steps = 30
+
     @pytest.fixture
     def opener(self, in_memory: Path) -> Iterator[Callable[[], Store]]:
         with serving(in_memory / "ram") as server:

@@ -17,6 +17,7 @@ import random
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from typing import ClassVar
 
 import pytest
 
@@ -27,8 +28,6 @@ from holdfast.testing import store_processes
 from holdfast.testing.block_source import BlockSource, SourceFailedError, fail
 from holdfast.testing.store_bytes import StoreBytesSuite, content, read_all
 
-RACE_ROUNDS = 200
-WALK_STEPS = 100
 THREAD_COUNT = 8
 
 BAD_KEYS = [
@@ -40,6 +39,11 @@ BAD_KEYS = [
 
 class StoreSuite(StoreBytesSuite):
     """The suite: subclass it, name the class `Test…`, and override `opener`."""
+
+    race_rounds: ClassVar[int] = 200
+    """How often two threads put and delete beside each other; fewer where a request takes long."""
+    walk_steps: ClassVar[int] = 100
+    """How many random steps a walk takes; each reads all that is stored."""
 
     # Names: put, list and delete.
 
@@ -298,7 +302,7 @@ class StoreSuite(StoreBytesSuite):
         stores = [opener() for _ in range(2)]
 
         def put_and_delete(index: int) -> None:
-            for _ in range(RACE_ROUNDS):
+            for _ in range(self.race_rounds):
                 stores[index].put(key.format(index), b"x")
                 stores[index].delete(key.format(index))
 
@@ -312,7 +316,7 @@ class StoreSuite(StoreBytesSuite):
         chance = random.Random(seed)
         keys = [self.key(k) for k in ("a/1", "a/2", "a/b/3", "a/b.c", "b/4", "b/c/d/5")]
         model: dict[str, bytes] = {}
-        for _ in range(WALK_STEPS):
+        for _ in range(self.walk_steps):
             key = chance.choice(keys)
             data = chance.randbytes(chance.choice([0, 1, 100, 4096, 5000]))
             match chance.choice(["put", "put", "if absent", "delete", "fail", "look"]):
