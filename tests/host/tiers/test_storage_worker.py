@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,6 +23,7 @@ from holdfast.engine.lifecycle.leases import Leases
 from holdfast.engine.tiers.remote_checkpoints import RemoteCheckpoints
 from holdfast.errors import RunBusyError
 from holdfast.format.names import NO_ATTEMPT, AttemptId
+from holdfast.format.records import Manifest
 from holdfast.host.agent import Agent
 from holdfast.host.driver.agent_run import RemoteTarget, open_run
 from holdfast.host.metering.meters import Metering
@@ -34,7 +35,7 @@ from holdfast.peers.address import PeerAddress
 from holdfast.peers.directory import PeerDirectory
 from holdfast.peers.store import PeerStore
 from holdfast.store.files.file_system import LOCAL
-from tests.attempts import attempt_id
+from tests.attempts import attempt_id, checkpoint_id
 from tests.engine.making import RUN_ID, TIME, Made, memory_folder
 
 WAIT_SECS = 10.0
@@ -52,14 +53,10 @@ def agent(tmp_path: Path) -> Iterator[Agent]:
         agent.close()
 
 
-def worker_of(agent: Agent, peers: PeerDirectory, told: list[int]) -> StorageWorker:
-    return StorageWorker(
-        agent.run,
-        agent.ram,
-        agent.trainers,
-        peers,
-        lambda manifest, secs: told.append(manifest.step),
-    )
+def worker_of(
+    agent: Agent, peers: PeerDirectory, on_commit: Callable[[Manifest, float], None]
+) -> StorageWorker:
+    return StorageWorker(agent.run, agent.ram, agent.trainers, peers, on_commit)
 
 
 def retention_of(
@@ -79,7 +76,8 @@ def told() -> list[int]:
 
 @pytest.fixture
 def storage_worker(agent: Agent, told: list[int]) -> Iterator[StorageWorker]:
-    worker = worker_of(agent, PeerDirectory(RUN_ID, SystemClock()), told)
+    peers = PeerDirectory(RUN_ID, SystemClock())
+    worker = worker_of(agent, peers, lambda manifest, secs: told.append(manifest.step))
     yield worker
     worker.threads.close()
 
@@ -111,6 +109,27 @@ def test_a_commit_does_not_wait_for_the_bytes_of_the_next_checkpoint(
 
     assert asyncio.run(both()) == inputs.CommitWritten(made.id)
     assert told == [made.id.step]
+
+
+def test_the_time_of_a_checkpoint_is_known_whose_write_begins_before_the_last_commit(
+    agent: Agent, made: Made
+) -> None:
+    later = Made(id=checkpoint_id(11))
+    later.add(("w",), np.arange(8))
+    later.write(agent.run.durable)
+    took_secs: list[float] = []
+    peers = PeerDirectory(RUN_ID, SystemClock())
+    worker = worker_of(agent, peers, lambda manifest, secs: took_secs.append(secs))
+
+    async def write() -> None:
+        for checkpoint in (made.id, later.id):
+            await worker.persist(effects.Persist(checkpoint, frozenset({0})))
+        for checkpoint in (made.id, later.id):
+            await worker.commit(effects.Commit(checkpoint, 1))
+
+    with contextlib.closing(worker.threads):
+        asyncio.run(write())
+    assert [secs > 0 for secs in took_secs] == [True, True]
 
 
 def test_what_is_being_removed_is_not_committed(
@@ -159,7 +178,7 @@ class OneSilentHost(PeerDirectory):
 
 def test_the_record_of_a_silent_hosts_rank_is_awaited_in_the_durable_tier(agent: Agent) -> None:
     """The host is cut off, and writes its part there once it misses this one."""
-    worker = worker_of(agent, OneSilentHost(), [])
+    worker = worker_of(agent, OneSilentHost(), lambda manifest, secs: None)
     late = Made()
     late.add(("w",), np.arange(8))
     with contextlib.closing(worker.threads), ThreadPoolExecutor(1) as pool:

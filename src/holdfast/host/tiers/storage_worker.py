@@ -134,8 +134,9 @@ class StorageWorker:
             log.warning("cannot commit %s: %s", effect.id, error)
             return inputs.CommitFailed(effect.id, self._reason_here(error), newer)
         now_secs = self._run.clock.monotonic()
-        secs = now_secs - self._began_secs.pop(effect.id, now_secs)
-        self._began_secs.clear()
+        secs = now_secs - self._began_secs.get(effect.id, now_secs)
+        # Earlier ones are not committed any more; the next one's parts may be under way.
+        self._began_secs = {c: s for c, s in self._began_secs.items() if c > effect.id}
         self._on_commit(manifest, secs)
         return inputs.CommitWritten(effect.id)
 

@@ -98,6 +98,19 @@ class ReportWait:
         return self._target > reported_step and self._left_secs > 0
 
 
+def is_almost_durable(
+    pending_count: int, durable_at_secs: float | None, now_secs: float, step_secs: float | None
+) -> bool:
+    """Return whether what is on its way to the durable tier no longer delays the next checkpoint.
+
+    That is one checkpoint that will be durable within about a step, if it takes as long as the last
+    one: the next one is sealed about then, and storage does not wait for the training.
+    """
+    if durable_at_secs is None or step_secs is None:
+        return False
+    return pending_count == 1 and durable_at_secs - now_secs <= step_secs
+
+
 class SaveScheduler:
     """The scheduler of one agent; owned by the event loop."""
 
@@ -269,12 +282,7 @@ class SaveScheduler:
         self._failures.add_history(earlier)
 
     def _is_saving(self, kind: TargetKind) -> bool:
-        """Return whether a checkpoint is in progress in that tier.
-
-        A checkpoint that will be durable within about a step, if it takes as long as the last one,
-        no longer counts: the next one is sealed about then, and storage does not wait for the
-        training.
-        """
+        """Return whether a checkpoint is in progress in that tier."""
         view = self._driver.view
         if self._trainers.filling or view.lead.is_sealing:
             return True
@@ -283,8 +291,9 @@ class SaveScheduler:
             return True
         if kind is not TargetKind.DURABLE or not view.lead.is_saving:
             return False
-        step_secs, durable_at_secs = self._pace.step_secs, self._save_times.durable_at_secs
-        if durable_at_secs is None or step_secs is None:
-            return True
-        is_one = len(view.pending_ids()) == 1
-        return not is_one or durable_at_secs - self._run.clock.monotonic() > step_secs
+        return not is_almost_durable(
+            len(view.pending_ids()),
+            self._save_times.durable_at_secs,
+            self._run.clock.monotonic(),
+            self._pace.step_secs,
+        )
