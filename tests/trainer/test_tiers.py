@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import statistics
 import subprocess
 import threading
 import time
@@ -20,6 +21,8 @@ import pytest
 import holdfast
 from holdfast import errors, preservation_policy, save_decision_policy
 from holdfast.host.wire.control_block import NEVER, TARGET_DURABLE
+from holdfast.observe.events.reader import EventReader
+from holdfast.observe.reports.goodput import report_run
 from holdfast.store.disk import DiskStore
 from tests.adapt.stand_in_device import StandInDevice
 from tests.hosts import Host, await_events, events, wait_until
@@ -195,6 +198,12 @@ def test_without_a_ram_tier_the_run_checkpoints_straight_to_disk(
         assert set(manager.last_restore.sources) == {"durable"}
         assert one_host.agent().ram_bytes == 0
     assert {e["tier"] for e in events(run, "sealed")} == {"durable"}
+    # The trainer has written the bytes; the agent, which commits, does not know for how long.
+    assert {e["secs"] for e in events(run, "committed")} == {None}
+    took_secs = [e["secs"] for e in events(run, "part_saved")]
+    assert report_run("run", EventReader(run).read()).tiers["durable"].secs == statistics.median(
+        took_secs
+    )
 
 
 @pytest.fixture

@@ -384,7 +384,7 @@ class Agent:
         if has_started and is_left and self.driver.view.lead.is_first:
             self.retention.recover_earlier(effect.attempt)
 
-    def _committed(self, manifest: Manifest, secs: float) -> None:
+    def _committed(self, manifest: Manifest, secs: float | None) -> None:
         # First: preservation spares what is chosen for the remote tier.
         self.mirroring.on_committed(manifest)
         self.retention.committed(manifest, secs)

@@ -210,6 +210,17 @@ def test_checkpoints_count_by_tier_and_grow_old() -> None:
     assert counts.of("restore_seconds") == {"peer/count": 1.0, "peer/mean": 3.0}
 
 
+def test_what_trainers_write_to_the_durable_tier_themselves_counts_with_their_time() -> None:
+    counts = Counts()
+    counts.begin(1, 0)
+    counts.note(
+        PartSaved(step=1, attempt=1, rank=0, tier="durable", blocked_secs=0, secs=0.5, bytes=70),
+        CheckpointCommitted(step=1, attempt=1, bytes=70),
+    )
+    assert counts.of("commit_duration_seconds")["durable/mean"] == 0.5
+    assert counts.of("checkpoint_written_bytes_total")["durable"] == 70
+
+
 def test_recent_steps_are_kept_in_spans_with_their_age() -> None:
     counts = Counts()
     for step in range(100):

@@ -19,6 +19,7 @@ from holdfast.observe.events.schema import (
     Event,
     FirstStep,
     ManagerOpened,
+    PartSaved,
     PeerSilent,
     RankPosition,
     RanksLost,
@@ -328,6 +329,13 @@ def test_checkpoints_count_once_and_have_intervals() -> None:
     assert (found.checkpoints, found.bytes, found.secs) == (3, 300, 0.5)
     assert found.intervals.values_secs == [4, 10]
     assert (found.intervals.p50_secs, found.intervals.max_secs) == (4, 10)
+
+
+def test_parts_that_trainers_wrote_to_the_durable_tier_themselves_have_its_time() -> None:
+    part = PartSaved(step=1, attempt=1, rank=0, tier="durable", blocked_secs=0, secs=3, bytes=9)
+    commit = CheckpointCommitted(step=1, attempt=1, bytes=9)
+    found = report_run("run", [*killed_once(), happened(12, part), happened(12, commit)]).tiers
+    assert found["durable"].secs == 3
 
 
 def test_a_cost_is_not_known_before_steps_can_be_compared() -> None:

@@ -217,8 +217,11 @@ class Retention:
         except StorageError as error:
             self._run.events.write(DurableUnreadable(reason=str(error)))
 
-    def committed(self, manifest: Manifest, secs: float) -> None:
-        """Report a manifest that was written here, and remove what the policies do not keep."""
+    def committed(self, manifest: Manifest, secs: float | None) -> None:
+        """Report a manifest that was written here, and remove what the policies do not keep.
+
+        `secs`: how long writing took; None if no part was written here.
+        """
         checkpoint = manifest.id
         self._remember(manifest)
         size_bytes = sum(part.image_size_bytes for part in manifest.parts)
@@ -227,7 +230,7 @@ class Retention:
                 step=checkpoint.step,
                 attempt=checkpoint.attempt.number,
                 bytes=size_bytes,
-                secs=round(secs, 4),
+                secs=secs if secs is None else round(secs, 4),
             )
         )
         self._unpreserved.add(checkpoint)

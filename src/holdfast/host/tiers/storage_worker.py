@@ -81,7 +81,7 @@ class StorageWorker:
         ram: RamTier,
         trainers: AttachedTrainers,
         peers: PeerDirectory,
-        on_commit: Callable[[Manifest, float], None],
+        on_commit: Callable[[Manifest, float | None], None],
     ) -> None:
         self._run = run
         self._ram = ram
@@ -133,8 +133,8 @@ class StorageWorker:
             error = await self._explained(raised)
             log.warning("cannot commit %s: %s", effect.id, error)
             return inputs.CommitFailed(effect.id, self._reason_here(error), newer)
-        now_secs = self._run.clock.monotonic()
-        secs = now_secs - self._began_secs.get(effect.id, now_secs)
+        began_secs = self._began_secs.get(effect.id)
+        secs = None if began_secs is None else self._run.clock.monotonic() - began_secs
         # Earlier ones are not committed any more; the next one's parts may be under way.
         self._began_secs = {c: s for c, s in self._began_secs.items() if c > effect.id}
         self._on_commit(manifest, secs)

@@ -394,7 +394,8 @@ class CheckpointCommitted(CheckpointEvent, frozen=True, kw_only=True, tag="commi
     Attributes:
         by: `save`, or `recovery` of what an interrupted attempt left.
         bytes: the size of its images; null after a recovery.
-        secs: how long writing took; null after a recovery.
+        secs: how long writing took; null after a recovery, and where trainers wrote all parts there
+            themselves (`part_saved` has how long).
     """
 
     is_of_saves = True

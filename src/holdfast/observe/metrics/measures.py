@@ -205,7 +205,7 @@ class Measures:
     def _part_saved(self, event: PartSaved) -> None:
         if event.tier == "ram":
             self._add("holdfast_checkpoint_written_bytes_total", "ram", event.bytes)
-            self._observe("holdfast_commit_duration_seconds", "ram", event.secs)
+        self._observe("holdfast_commit_duration_seconds", event.tier, event.secs)
         self._add("holdfast_checkpoint_reused_bytes_total", "", event.reused_bytes)
 
     def _note_life(self, event: Event) -> None:

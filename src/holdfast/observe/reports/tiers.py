@@ -71,6 +71,7 @@ def tier_reports(
             own = [commit.bytes for commit in commits.values() if commit.bytes is not None]
             size_bytes = sum(own) if own else None
             secs = [commit.secs for commit in commits.values() if commit.secs is not None]
+            secs = secs or [part.secs for part in parts if part.tier == "durable"]
         elif name == "remote":
             uploads = [o.event for o in events if isinstance(o.event, CheckpointUploaded)]
             size_bytes, secs = sum(item.bytes for item in uploads), [item.secs for item in uploads]
