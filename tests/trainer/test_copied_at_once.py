@@ -68,5 +68,6 @@ def test_the_first_save_of_a_large_state_waits_for_its_slot(
     with holdfast.CheckpointManager(tmp_path / "run", save_decision_policy=policy) as saving:
         assert saving.save(0, state)
     assert begun == [(0, True)]
-    restored = holdfast.CheckpointManager(tmp_path / "run").restore(like=state)
+    with holdfast.CheckpointManager(tmp_path / "run") as again:
+        restored = again.restore(like=state)
     assert (restored == state).all()
