@@ -2,8 +2,11 @@
 
 import signal
 import time
+from contextlib import closing
 from pathlib import Path
 
+from holdfast.host.wire.agent_directory import WORDS
+from holdfast.host.wire.control_block import TARGET_DURABLE, ControlBlock, met_cell, met_step
 from tests.cli.command_line import (
     INTERRUPTIBLE,
     answer,
@@ -78,6 +81,9 @@ def test_save_asks_a_live_trainer_and_waits(one_host: Host, tmp_path: Path) -> N
     saved = answer(one_host, "save", run)
     assert saved["committed"]
     assert saved["step"] >= saved["target_step"] > 1
+    with closing(ControlBlock(Path(one_host.agent().folder) / WORDS)) as control:
+        met = control.cells[met_cell(0)]
+    assert met_step(met, TARGET_DURABLE) == saved["step"]
     after = {row["step"] for row in answer(one_host, "ls", run)["checkpoints"]}
     assert after == {0, saved["step"]}
     asked = answer(one_host, "save", run, "--no-wait")

@@ -230,11 +230,15 @@ class Host:
 
     # The agent's inputs.
 
+    def _own_trainers(self) -> list[Trainer]:
+        """Return the attached trainers of the group that trains here."""
+        if self.file is None:
+            return []
+        mine = [t for t in self.trainers.values() if t.group == self.file.group]
+        return [t for t in mine if t.is_attached]
+
     def published(self) -> fa.Published:
-        file, steps = self.file, []
-        for trainer in self.trainers.values():
-            if file is not None and trainer.group == file.group and trainer.is_attached:
-                steps.append(trainer.step)
+        steps = [trainer.step for trainer in self._own_trainers()]
         if not steps:
             return fa.Published()
         return fa.Published(max(steps), min(steps), self.save_cost_secs)
@@ -408,7 +412,10 @@ class Host:
 
     def _read_steps(self, life: int, effect: ef.SetTarget) -> None:
         if life == self.life:
-            self.submit(fa.TargetWritten(effect.kind, effect.step, self.published().highest))
+            passed = [t for t in self._own_trainers() if t.step >= effect.step]
+            is_missed = any((effect.kind, effect.step) not in t.met for t in passed)
+            highest = self.published().highest
+            self.submit(fa.TargetWritten(effect.kind, effect.step, highest, is_missed))
 
     # Storage: the check and the put are two requests, with time between them.
 

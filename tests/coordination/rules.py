@@ -32,7 +32,7 @@ def accept_without_looking(patch: Patch) -> None:
     written = TargetCells.written
 
     def blind(self: TargetCells, item: Any) -> bool:
-        return written(self, type(item)(item.kind, item.step, -1))
+        return written(self, type(item)(item.kind, item.step, -1, False))
 
     patch(TargetCells, "written", blind)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 
 import msgspec
+import pytest
 
 from holdfast.coordination import effects as ef
 from holdfast.coordination import inputs as fa
@@ -143,17 +144,18 @@ def test_another_runs_messages_are_passed_over() -> None:
     assert machine.view(0.2).attempt == attempt_id(2)
 
 
-def test_a_rank_that_has_passed_the_target_makes_its_host_refuse_it() -> None:
+@pytest.mark.parametrize("is_missed", [True, False])
+def test_a_rank_that_has_missed_the_target_makes_its_host_refuse_it(is_missed: bool) -> None:
     machine = a_member()
     target = with_target(orders(2, "g2", seq=2), 10)
     done = machine.handle(fa.Received("a", target), 0.2, fa.Published(9, 9)).effects
     assert ef.SetTarget(TargetKind.DURABLE, 10) in done
     looked = machine.handle(
-        fa.TargetWritten(TargetKind.DURABLE, 10, 10), 0.3, fa.Published(10, 10)
+        fa.TargetWritten(TargetKind.DURABLE, 10, 10, is_missed), 0.3, fa.Published(10, 10)
     ).effects
     (report,) = [e.message for e in looked if isinstance(e, ef.Send)]
     (state,) = report.state.targets  # type: ignore[union-attr]
-    assert (state.is_accepted, state.highest) == (False, 10)
+    assert (state.is_accepted, state.highest) == (not is_missed, 10)
 
 
 def with_target(message: Orders, step: int) -> Orders:

@@ -184,11 +184,16 @@ class BranchWanted:
 
 @dataclass(frozen=True, slots=True)
 class TargetWritten:
-    """The target cell was written, and `highest` was read after that."""
+    """The target cell was written, and the rest was read after that.
+
+    `highest`: the highest published step. `is_missed`: a rank was at the target or beyond, and was
+    not seen to save it for the target.
+    """
 
     kind: TargetKind
     step: int
     highest: int
+    is_missed: bool
 
 
 @dataclass(frozen=True, slots=True)

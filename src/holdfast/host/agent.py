@@ -297,8 +297,7 @@ class Agent:
                 trainers.set_target(effect.kind, effect.step)
                 # Read after the write: a rank that is not seen at the target yet reads the cell
                 # later.
-                highest = trainers.published().highest
-                self.driver.submit(inputs.TargetWritten(effect.kind, effect.step, highest))
+                self.driver.submit(trainers.look_at_target(effect.kind, effect.step))
             case effects.ConfirmTarget():
                 trainers.confirm_target(effect.step)
             case effects.ClearTarget():

@@ -192,6 +192,10 @@ class DueSaves:
         checkpoint = CheckpointId(step, place.attempt)
         if not self._can_save(checkpoint, due):
             return False
+        if due.met:
+            # Before the state is read, which takes time: the agent may already ask who has met its
+            # target.
+            place.publish_met(step, due.met)
         if held is None and not position.steps.accepted:
             self._prepare_first(state)
         try:
@@ -205,7 +209,7 @@ class DueSaves:
         plan = self.planner.plan(snapshot, taking)
         if held is None and not position.steps.accepted:
             self._warn_of_state(state)
-        position.steps.note_taken(step, due, place.control.cells)
+        position.steps.note_taken(step, due)
         place.publish_accepted(step)
         position.saver.submit(
             SaveRequest(

@@ -52,9 +52,7 @@ class Position:
         """
         checkpoint = restored.id
         # Published first, so that targets that the agent sets from now on are above this step.
-        place = self.session.place
-        place.control.cells[place.step_cell] = checkpoint.step
-        place.publish_accepted(NO_STEP)
+        self.session.place.publish_position(checkpoint.step)
         self.saver.reuse_nothing()
         if not restored.is_newest or self.steps.has_accepted_after(checkpoint.step):
             self.session.branch(checkpoint)
@@ -64,9 +62,7 @@ class Position:
 
     def start_again(self) -> None:
         """Set the position before the first step: the run has no checkpoint to continue from."""
-        place = self.session.place
-        place.control.cells[place.step_cell] = NO_STEP
-        place.publish_accepted(NO_STEP)
+        self.session.place.publish_position(NO_STEP)
         self.saver.reuse_nothing()
         if self.steps.has_accepted_after(NO_STEP):
             self.session.branch(None)

@@ -1,8 +1,9 @@
 """The three target cells of a host: their values, and how this host's ranks respond to them.
 
-Invariant: a target is accepted only if, after its cell was written, no rank here had published its
-step or a later one. A rank publishes its step and then reads the cell; the agent writes the cell
-and then reads the steps. So a rank that was not seen at or beyond the target will read the target.
+Invariant: a target is accepted only if, after its cell was written, each rank here had not yet
+published its step or a later one, or had said that it saves that step for the target. A rank
+publishes its step and then reads the cell; the agent writes the cell and then reads the steps. So a
+rank that was not seen at or beyond the target will read the target.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ class TargetCells:
         cell = self._cells.get(item.kind)
         if cell is None or cell.step != item.step or cell.is_accepted is not None:
             return False
-        cell.is_accepted, cell.highest = item.highest < item.step, item.highest
+        cell.is_accepted, cell.highest = not item.is_missed, item.highest
         return cell.is_accepted
 
     def is_confirmed(self, kind: TargetKind) -> bool:

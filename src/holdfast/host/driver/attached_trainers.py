@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
-from holdfast.coordination.inputs import Published
+from holdfast.coordination.inputs import Published, TargetWritten
 from holdfast.coordination.messages import SECS_MAX, TargetKind
 from holdfast.format.names import AttemptId, CheckpointId
 from holdfast.host.metering.step_meter import StepMeter
@@ -26,6 +26,8 @@ from holdfast.host.wire.control_block import (
     call_cell,
     cost_cell,
     first_step_cell,
+    met_cell,
+    met_step,
     notice_cell,
     step_cell,
     wait_cells,
@@ -217,6 +219,18 @@ class AttachedTrainers:
         """Write the step at which all ranks save."""
         self.control.cells[CELL_OF[kind]] = step
         self._last_targets[kind] = step
+
+    def look_at_target(self, kind: TargetKind, step: int) -> TargetWritten:
+        """Return where the trainers are after a target was written, and whether one missed it."""
+        cells, highest, is_missed = self.control.cells, NO_STEP, False
+        # The only rank of a job meets a target at a later step too: no other has to save the same.
+        is_alone = self.group is not None and self.group.count == 1
+        for member in self.present:
+            published = cells[step_cell(member.seat)]
+            met = met_step(cells[met_cell(member.seat)], CELL_OF[kind])
+            highest = max(highest, published)
+            is_missed |= published >= step and not (met == step or (is_alone and met > step))
+        return TargetWritten(kind, step, highest, is_missed)
 
     def confirm_target(self, step: int) -> None:
         """Write that every host has accepted the preemption target: ranks may stop there."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import mmap
 import os
+from collections.abc import Collection
 from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple
@@ -33,6 +34,7 @@ CELL_OF = {
     TargetKind.RAM: TARGET_RAM,
     TargetKind.PREEMPTION: TARGET_PREEMPTION,
 }
+_TARGET_BITS = len(CELL_OF)
 _FIRST_SEAT = 16
 _SEAT_CELLS = 24
 """A seat is three cache lines, so that no trainer's writes slow down another's."""
@@ -153,6 +155,24 @@ def call_cell(seat: int) -> int:
 def accepted_cell(seat: int) -> int:
     """Return the index of the cell with the step of the newest save that was accepted there."""
     return step_cell(seat) + 21
+
+
+def met_cell(seat: int) -> int:
+    """Return the index of the cell with the newest step that meets a target there.
+
+    It is a value of `met_value`, written once the save of that step is decided; 0: none.
+    """
+    return step_cell(seat) + 22
+
+
+def met_value(step: int, targets: Collection[int]) -> int:
+    """Return one number for a step and the target cells that it meets."""
+    return step << _TARGET_BITS | sum(1 << target - TARGET_DURABLE for target in targets)
+
+
+def met_step(value: int, target: int) -> int:
+    """Return the step of a value of `met_value` if it meets that target cell, else `NO_STEP`."""
+    return value >> _TARGET_BITS if value >> target - TARGET_DURABLE & 1 else NO_STEP
 
 
 def reset_seat(cells: memoryview, seat: int) -> None:

@@ -6,6 +6,7 @@ The training thread writes them at every step, without a call.
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -14,6 +15,7 @@ from holdfast.format.names import AttemptId, CheckpointId
 from holdfast.host.wire import protocol
 from holdfast.host.wire.agent_directory import WORDS
 from holdfast.host.wire.control_block import (
+    NO_STEP,
     ControlBlock,
     WaitCells,
     accepted_cell,
@@ -24,6 +26,8 @@ from holdfast.host.wire.control_block import (
     cost_cell,
     first_step_cell,
     first_time_cell,
+    met_cell,
+    met_value,
     notice_cell,
     step_cell,
     step_time_cell,
@@ -80,9 +84,20 @@ class AgentPlace:
         cells[first_time_cell(self.seat)] = int(time.timestamp() * 1e6)
         cells[first_step_cell(self.seat)] = step
 
+    def publish_met(self, step: int, targets: Collection[int]) -> None:
+        """Publish that `step` meets the targets of these cells: a save of it is decided."""
+        self.control.cells[met_cell(self.seat)] = met_value(step, targets)
+
     def publish_accepted(self, step: int) -> None:
-        """Publish the step of a save that is accepted; `NO_STEP` where the training goes back."""
+        """Publish the step of a save that is accepted."""
         self.control.cells[accepted_cell(self.seat)] = step
+
+    def publish_position(self, step: int) -> None:
+        """Publish that the training goes on after `step`, `NO_STEP`: from its beginning."""
+        cells = self.control.cells
+        cells[self.step_cell] = step
+        cells[accepted_cell(self.seat)] = NO_STEP
+        cells[met_cell(self.seat)] = 0
 
     def publish_call(self, since_ns: int) -> int:
         """Publish since when a call of the manager waits, 0: none does; return what was there."""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from holdfast.clock import Clock, SystemClock
 from holdfast.format.names import STEP_MAX, CheckpointId
 from holdfast.host.wire.control_block import (
+    CELL_OF,
     NEVER,
     TARGET_DURABLE,
     TARGET_PREEMPTION,
@@ -45,6 +46,9 @@ class Due:
             one.
         is_by_step: The caller, a policy, or a preemption of a single process requires this step.
         is_preemption: It is the checkpoint of a preemption.
+        reached: The target cells that the step has reached, and their steps, as they were read.
+        met: The cells whose targets no earlier checkpoint has served and this one serves: those
+            that have just this step, or, if no other rank saves, all that are reached.
     """
 
     durable: bool
@@ -54,6 +58,8 @@ class Due:
     may_wait: bool
     is_by_step: bool
     is_preemption: bool
+    reached: Mapping[int, int]
+    met: tuple[int, ...]
 
     @property
     def is_any(self) -> bool:
@@ -129,11 +135,19 @@ class SaveSchedule:
             is_stopping_alone: A preemption was announced, and this process stops by itself.
             force: The caller requires a save.
         """
-        is_preemption = self.stop.at is None and (
-            is_stopping_alone or step >= cells[TARGET_PREEMPTION]
-        )
-        durable_target = self._is_target(TARGET_DURABLE, step, cells)
-        ram_target = self._is_target(TARGET_RAM, step, cells)
+        # Read once: the agent may write them meanwhile.
+        targets = {cell: cells[cell] for cell in CELL_OF.values()}
+        reached = {cell: target for cell, target in targets.items() if step >= target}
+        if self.stop.at is not None:
+            reached.pop(TARGET_PREEMPTION, None)
+        is_preemption = TARGET_PREEMPTION in reached or (self.stop.at is None and is_stopping_alone)
+        durable_target = self._is_target(TARGET_DURABLE, reached)
+        ram_target = self._is_target(TARGET_RAM, reached)
+        is_new_target = {
+            TARGET_DURABLE: durable_target,
+            TARGET_RAM: ram_target,
+            TARGET_PREEMPTION: TARGET_PREEMPTION in reached,
+        }
         durable_step, ram_step = self._selects(self._durable, step), self._selects(self._ram, step)
         must_save = force or is_preemption or (durable_step and self._saves_each_due)
         is_target = durable_target or ram_target
@@ -145,6 +159,12 @@ class SaveSchedule:
             may_wait=self._is_alone and is_target and not (must_save or durable_step or ram_step),
             is_by_step=force or is_stopping_alone or durable_step or ram_step,
             is_preemption=is_preemption,
+            reached=reached,
+            met=tuple(
+                cell
+                for cell, is_new in is_new_target.items()
+                if is_new and (self._is_alone or targets[cell] == step)
+            ),
         )
 
     def defer(self, due: Due) -> None:
@@ -152,14 +172,13 @@ class SaveSchedule:
         is_due = {TARGET_DURABLE: due.durable, TARGET_RAM: due.ram}
         self._deferred = {cell for cell, is_wanted in is_due.items() if is_wanted}
 
-    def note_taken(self, step: int, due: Due, cells: Sequence[int]) -> None:
+    def note_taken(self, step: int, due: Due) -> None:
         """Record that a checkpoint of `step` is accepted, which serves the targets it reaches."""
         self.accepted.add(step)
         self._deferred.clear()
         self.read = None
-        for cell in self._served:
-            if step >= cells[cell]:
-                self._served[cell] = cells[cell]
+        for cell in self._served.keys() & due.reached.keys():
+            self._served[cell] = due.reached[cell]
         self._has_warned_skipped = False
 
     def warn_skipped(self, step: int, outstanding: int) -> None:
@@ -252,10 +271,10 @@ class SaveSchedule:
     def _selects(self, policy: SaveDecisionPolicy | None, step: int) -> bool:
         return policy is not None and policy.should_save(step, (), context=self._context)
 
-    def _is_target(self, cell: int, step: int, cells: Sequence[int]) -> bool:
-        """Return whether `step` reaches a target that no checkpoint has served yet."""
-        is_reached = step >= cells[cell] and cells[cell] != self._served[cell]
-        return is_reached or cell in self._deferred
+    def _is_target(self, cell: int, reached: Mapping[int, int]) -> bool:
+        """Return whether this cell's target is reached and no checkpoint has served it yet."""
+        is_new = cell in reached and reached[cell] != self._served[cell]
+        return is_new or cell in self._deferred
 
 
 class SlotPatience:
