@@ -34,7 +34,7 @@ class Trainer:
     is_zombie: bool = False
     served: dict[TargetKind, int] = field(default_factory=dict)
     met: set[tuple[TargetKind, int]] = field(default_factory=set)
-    """The targets that the newest save at a target's own step was for."""
+    """The targets that the newest save met, of those saves that met one."""
     begun: set[CheckpointId] = field(default_factory=set)
     filling: CheckpointId | None = None
     outstanding: dict[CheckpointId, bool] = field(default_factory=dict)
@@ -91,7 +91,7 @@ class Trainer:
         self.attempt = attempt
         self.step = origin.step if origin is not None else -1
         self.served.clear()
-        self.met.clear()
+        self.met = set()
         self.filling = None
         self.waits_since = None
         # A rank that went back with the others continues with them.
@@ -177,7 +177,7 @@ class Trainer:
         fresh = {k for k in due if self.served.get(k) != host.cells[k]}
         is_due_by_step = self.job.every > 0 and step % self.job.every == 0 and step > 0
         if fresh or is_due_by_step:
-            self.met = {(kind, step) for kind in due if host.cells[kind] == step}
+            self.met = {(k, step) for k in fresh if host.cells[k] == step} or self.met
             for kind in fresh:
                 self.served[kind] = host.cells[kind]
             self._save(is_due=bool(fresh - {TargetKind.RAM}) or is_due_by_step)

@@ -64,10 +64,8 @@ def test_a_signal_on_one_host_saves_and_leaves_on_all_hosts_at_one_step(
         signal_rank=2,
     )
     (left,) = {r["left"] for r in found}
-    first, *others = found[0]["steps"]
-    assert (first, others[-1]) == (0, left)
-    # Ranks may also have read a target that an agent set too late, and that was set anew.
-    assert min(others) >= 20
+    assert left >= 20
+    assert found[0]["steps"] == [0, left]
 
 
 @FRAMEWORKS

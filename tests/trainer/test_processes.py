@@ -174,10 +174,7 @@ def test_a_signal_to_one_rank_saves_and_leaves_on_all_ranks_at_one_step(
     )
     found = results(job)
     assert found[0]["left"] == found[1]["left"] >= 20
-    first, *others = found[0]["steps"]
-    assert (first, others[-1]) == (0, found[0]["left"])
-    # Ranks may also have read a target that their agent set too late, and set anew.
-    assert min(others) >= 20
+    assert found[0]["steps"] == [0, found[0]["left"]]
 
 
 @FRAMEWORKS

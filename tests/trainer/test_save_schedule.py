@@ -1,4 +1,4 @@
-"""Which targets a rank says that its save meets."""
+"""Which targets a save meets."""
 
 from __future__ import annotations
 

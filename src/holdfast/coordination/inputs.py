@@ -186,8 +186,8 @@ class BranchWanted:
 class TargetWritten:
     """The target cell was written, and the rest was read after that.
 
-    `highest`: the highest published step. `is_missed`: a rank was at the target or beyond, and was
-    not seen to save it for the target.
+    `highest`: the highest published step. `is_missed`: a rank was at the target or beyond, and had
+    not published that it has met it.
     """
 
     kind: TargetKind

@@ -1,4 +1,4 @@
-"""Which targets an agent takes for missed that sets them while its trainers go on."""
+"""Whether ranks have met or missed a target that was set while they went on."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The three target cells of a host: their values, and how this host's ranks respond to them.
 
-Invariant: a target is accepted only if, after its cell was written, each rank here had not yet
-published its step or a later one, or had said that it saves that step for the target. A rank
+Invariant: a target is accepted only if, after its cell was written, each rank here had published
+only lower steps, or had published that it has met the target: that it saves its step for it. A rank
 publishes its step and then reads the cell; the agent writes the cell and then reads the steps. So a
 rank that was not seen at or beyond the target will read the target.
 """

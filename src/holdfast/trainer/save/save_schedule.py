@@ -143,7 +143,7 @@ class SaveSchedule:
         is_preemption = TARGET_PREEMPTION in reached or (self.stop.at is None and is_stopping_alone)
         durable_target = self._is_target(TARGET_DURABLE, reached)
         ram_target = self._is_target(TARGET_RAM, reached)
-        is_new_target = {
+        served = {
             TARGET_DURABLE: durable_target,
             TARGET_RAM: ram_target,
             TARGET_PREEMPTION: TARGET_PREEMPTION in reached,
@@ -162,8 +162,8 @@ class SaveSchedule:
             reached=reached,
             met=tuple(
                 cell
-                for cell, is_new in is_new_target.items()
-                if is_new and (self._is_alone or targets[cell] == step)
+                for cell, is_served in served.items()
+                if is_served and (self._is_alone or targets[cell] == step)
             ),
         )
 
