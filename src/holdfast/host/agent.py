@@ -297,7 +297,10 @@ class Agent:
                 trainers.set_target(effect.kind, effect.step)
                 # Read after the write: a rank that is not seen at the target yet reads the cell
                 # later.
-                self.driver.submit(trainers.look_at_target(effect.kind, effect.step))
+                looked = trainers.look_at_target(effect.kind, effect.step)
+                if looked.is_missed:
+                    return _in_next_turn(looked)
+                self.driver.submit(looked)
             case effects.ConfirmTarget():
                 trainers.confirm_target(effect.step)
             case effects.ClearTarget():
@@ -444,3 +447,13 @@ class Agent:
         if newest is not None and self.trainers.group is not None:
             return any(age_of(checkpoint) <= newest for checkpoint in pending)
         return self.driver.is_busy or self.retention.is_busy or bool(pending)
+
+
+async def _in_next_turn(refusal: inputs.TargetWritten) -> inputs.Input:
+    """Return the answer for a target that was missed, once the event loop has turned.
+
+    The leader's response is a later target, which may be missed as well. Where the agent is held up
+    for longer than a step each time, the end of a save that the ranks wait for would never be read.
+    """
+    await asyncio.sleep(0)
+    return refusal

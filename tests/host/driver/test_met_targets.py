@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from holdfast.coordination.inputs import TargetWritten, Wish
 from holdfast.coordination.messages import TargetKind
 from holdfast.format.names import NO_ATTEMPT
 from holdfast.host.driver.attached_trainers import (
@@ -27,6 +28,7 @@ from holdfast.host.wire.control_block import (
     step_cell,
 )
 from holdfast.host.wire.group_record import TrainerProcess
+from tests.trust.in_process import in_process_host
 
 TARGET = 24
 
@@ -103,3 +105,27 @@ def test_no_rank_has_met_or_missed_anything_at_first(trainers: AttachedTrainers)
     reset_seat(trainers.control.cells, 3)
     looked = trainers.look_at_target(TargetKind.DURABLE, 0)
     assert (looked.highest, looked.is_missed) == (NO_STEP, False)
+
+
+def test_an_agent_that_is_late_does_other_work_between_two_targets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with in_process_host(tmp_path) as host:
+        host.start_agent()
+        host.attach()
+        trainers, driver = host.agent.trainers, host.agent.driver
+        cells, seat = trainers.control.cells, next(iter(trainers.present)).seat
+        look, proposed = trainers.look_at_target, list[int]()
+
+        def look_late(kind: TargetKind, step: int) -> TargetWritten:
+            proposed.append(step)
+            if len(proposed) < 4:
+                cells[step_cell(seat)] = step
+            return look(kind, step)
+
+        monkeypatch.setattr(trainers, "look_at_target", look_late)
+        driver.submit(Wish(TargetKind.DURABLE))
+        assert proposed == [0]
+        host.settle()
+        assert proposed == [0, 1, 2, 3]
+        assert cells[TARGET_DURABLE] == 3
