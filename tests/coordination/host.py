@@ -412,10 +412,12 @@ class Host:
 
     def _read_steps(self, life: int, effect: ef.SetTarget) -> None:
         if life == self.life:
-            passed = [t for t in self._own_trainers() if t.step >= effect.step]
-            is_missed = any((effect.kind, effect.step) not in t.met for t in passed)
+            step, own = effect.step, self._own_trainers()
+            late = [t for t in own if t.step >= step and not t.has_met(effect.kind, step)]
+            is_missed = any(not trainer.job.is_single for trainer in late)
+            read_from = max([step, *(t.step + 1 for t in late)])
             highest = self.published().highest
-            self.submit(fa.TargetWritten(effect.kind, effect.step, highest, is_missed))
+            self.submit(fa.TargetWritten(effect.kind, step, highest, is_missed, read_from))
 
     # Storage: the check and the put are two requests, with time between them.
 

@@ -51,6 +51,11 @@ class Job:
     halted: list[int] = field(default_factory=list)
 
     @property
+    def is_single(self) -> bool:
+        """Whether the job has only one rank, which meets a target at whichever step it reads it."""
+        return self.rank_count == 1
+
+    @property
     def living(self) -> list[Trainer]:
         return [t for t in self.trainers if t.is_attached]
 

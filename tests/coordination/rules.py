@@ -32,7 +32,7 @@ def accept_without_looking(patch: Patch) -> None:
     written = TargetCells.written
 
     def blind(self: TargetCells, item: Any) -> bool:
-        return written(self, type(item)(item.kind, item.step, -1, False))
+        return written(self, replace(item, highest=-1, is_missed=False))
 
     patch(TargetCells, "written", blind)
 

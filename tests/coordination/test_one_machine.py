@@ -151,7 +151,7 @@ def test_a_rank_that_has_missed_the_target_makes_its_host_refuse_it(is_missed: b
     done = machine.handle(fa.Received("a", target), 0.2, fa.Published(9, 9)).effects
     assert ef.SetTarget(TargetKind.DURABLE, 10) in done
     looked = machine.handle(
-        fa.TargetWritten(TargetKind.DURABLE, 10, 10, is_missed), 0.3, fa.Published(10, 10)
+        fa.TargetWritten(TargetKind.DURABLE, 10, 10, is_missed, 10), 0.3, fa.Published(10, 10)
     ).effects
     (report,) = [e.message for e in looked if isinstance(e, ef.Send)]
     (state,) = report.state.targets  # type: ignore[union-attr]

@@ -51,6 +51,13 @@ class Trainer:
     def group(self) -> str:
         return self.job.token
 
+    def has_met(self, kind: TargetKind, target: int) -> bool:
+        """Whether the newest save meets a target; the only rank does so at a later step too."""
+        return any(
+            k is kind and (step == target or (self.job.is_single and step > target))
+            for k, step in self.met
+        )
+
     # Life cycle.
 
     def attach(self) -> None:
@@ -177,7 +184,8 @@ class Trainer:
         fresh = {k for k in due if self.served.get(k) != host.cells[k]}
         is_due_by_step = self.job.every > 0 and step % self.job.every == 0 and step > 0
         if fresh or is_due_by_step:
-            self.met = {(k, step) for k in fresh if host.cells[k] == step} or self.met
+            meets = {k for k in fresh if self.job.is_single or host.cells[k] == step}
+            self.met = {(k, step) for k in meets} or self.met
             for kind in fresh:
                 self.served[kind] = host.cells[kind]
             self._save(is_due=bool(fresh - {TargetKind.RAM}) or is_due_by_step)

@@ -21,7 +21,7 @@ import pytest
 import holdfast
 from holdfast import CheckpointManager
 from holdfast.clock import SystemClock
-from holdfast.errors import HoldfastError
+from holdfast.errors import HoldfastError, WaitTimeoutError
 from holdfast.host.wire.protocol import Judged, Notice
 from holdfast.policy.contexts import SaveContext
 from holdfast.policy.save_decision_policy import AnySavePolicy
@@ -52,12 +52,15 @@ RAISED = [
 
 @dataclass
 class Session:
-    """The calls to the agent, which are answered by nothing."""
+    """The calls to the agent, which are answered by nothing or by an error."""
 
     calls: list[Any] = field(default_factory=list)
+    error: HoldfastError | None = None
 
     def call(self, name: str, message: Any, answer: Any) -> None:
         self.calls.append(message)
+        if self.error is not None:
+            raise self.error
 
 
 @dataclass
@@ -118,6 +121,19 @@ def test_what_a_save_policy_raises_is_reported_and_it_is_asked_again(error: Base
         assert type(error).__name__ in str(rig.errors[0])
         rig.publish(2, thread)
         wait_until(lambda: rig.session.calls)
+
+
+def test_hosts_that_do_not_agree_in_time_on_a_step_that_a_policy_selects_end_no_training(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    late = WaitTimeoutError("save: the hosts did not agree")
+    rig, always = Rig(Session(error=late)), Failing(RuntimeError(), left=0)
+    with rig.thread(UserPolicies(durable=always, ram=None, preservation=None)) as thread:
+        for count in (1, 2):
+            rig.publish(count, thread)
+            wait_until(lambda count=count: len(rig.session.calls) == count)
+    assert not rig.errors
+    assert [record.getMessage() for record in caplog.records] == [str(late)]
 
 
 def test_a_policy_that_raises_at_every_step_is_named_and_logged_once(

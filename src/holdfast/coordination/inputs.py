@@ -186,14 +186,17 @@ class BranchWanted:
 class TargetWritten:
     """The target cell was written, and the rest was read after that.
 
-    `highest`: the highest published step. `is_missed`: a rank was at the target or beyond, and had
-    not published that it has met it.
+    `highest`: the highest published step. `is_missed`: a rank was at the target or beyond, had not
+    published that it has met it, and cannot save it at a later step, because others save with it.
+    `read_from`: the first step at which each rank here reads the target, or has met it: the target,
+    or a later one for the only rank of a job.
     """
 
     kind: TargetKind
     step: int
     highest: int
     is_missed: bool
+    read_from: int
 
 
 @dataclass(frozen=True, slots=True)

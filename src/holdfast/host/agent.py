@@ -299,7 +299,7 @@ class Agent:
                 # later.
                 looked = trainers.look_at_target(effect.kind, effect.step)
                 if looked.is_missed:
-                    return _in_next_turn(looked)
+                    return self._look_again(effect)
                 self.driver.submit(looked)
             case effects.ConfirmTarget():
                 trainers.confirm_target(effect.step)
@@ -340,6 +340,16 @@ class Agent:
             case _:
                 self._report(effect)
         return None
+
+    async def _look_again(self, effect: effects.SetTarget) -> inputs.Input:
+        """Look a second time at a target that seems to be missed, in the loop's next turn.
+
+        A rank may just have read it. And the leader's response to a refusal is a later target,
+        which may be missed as well: an agent that is held up for longer than a step each time would
+        do nothing else.
+        """
+        await asyncio.sleep(0)
+        return self.trainers.look_at_target(effect.kind, effect.step)
 
     def _report(self, effect: Report) -> None:
         match effect:
@@ -447,13 +457,3 @@ class Agent:
         if newest is not None and self.trainers.group is not None:
             return any(age_of(checkpoint) <= newest for checkpoint in pending)
         return self.driver.is_busy or self.retention.is_busy or bool(pending)
-
-
-async def _in_next_turn(refusal: inputs.TargetWritten) -> inputs.Input:
-    """Return the answer for a target that was missed, once the event loop has turned.
-
-    The leader's response is a later target, which may be missed as well. Where the agent is held up
-    for longer than a step each time, the end of a save that the ranks wait for would never be read.
-    """
-    await asyncio.sleep(0)
-    return refusal

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from holdfast.coordination.inputs import TargetWritten, Wish
+from holdfast.coordination.inputs import TargetWritten, Tick, Wish
 from holdfast.coordination.messages import TargetKind
 from holdfast.format.names import NO_ATTEMPT
 from holdfast.host.driver.attached_trainers import (
@@ -17,6 +18,7 @@ from holdfast.host.driver.attached_trainers import (
     TrainerGroup,
 )
 from holdfast.host.wire.control_block import (
+    NEVER,
     NO_STEP,
     TARGET_DURABLE,
     TARGET_PREEMPTION,
@@ -28,7 +30,7 @@ from holdfast.host.wire.control_block import (
     step_cell,
 )
 from holdfast.host.wire.group_record import TrainerProcess
-from tests.trust.in_process import in_process_host
+from tests.trust.in_process import InProcessHost, in_process_host
 
 TARGET = 24
 
@@ -91,13 +93,25 @@ def test_one_rank_that_missed_it_is_enough(trainers: AttachedTrainers) -> None:
     assert not trainers.look_at_target(TargetKind.PREEMPTION, TARGET).is_missed
 
 
-def test_the_only_rank_meets_it_at_a_later_step_too(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("step", "met", "read_from"),
+    [
+        (TARGET - 1, 0, TARGET),
+        (TARGET, met_value(TARGET, [TARGET_DURABLE]), TARGET),
+        (TARGET + 5, met_value(TARGET + 1, [TARGET_DURABLE]), TARGET),
+        # It may have read the target, but its next step is the first one that certainly does.
+        (TARGET, 0, TARGET + 1),
+        (TARGET + 5, met_value(TARGET + 5, [TARGET_RAM]), TARGET + 6),
+        (TARGET + 5, met_value(TARGET - 1, [TARGET_DURABLE]), TARGET + 6),
+    ],
+)
+def test_the_only_rank_misses_none_and_saves_it_at_a_later_step(
+    tmp_path: Path, step: int, met: int, read_from: int
+) -> None:
     alone = attached(tmp_path, 1)
-    published(alone, 0, TARGET + 5, met_value(TARGET + 1, [TARGET_DURABLE]))
-    assert not alone.look_at_target(TargetKind.DURABLE, TARGET).is_missed
-    assert alone.look_at_target(TargetKind.RAM, TARGET).is_missed
-    published(alone, 0, TARGET + 5, met_value(TARGET - 1, [TARGET_DURABLE]))
-    assert alone.look_at_target(TargetKind.DURABLE, TARGET).is_missed
+    published(alone, 0, step, met)
+    looked = alone.look_at_target(TargetKind.DURABLE, TARGET)
+    assert looked == TargetWritten(TargetKind.DURABLE, TARGET, step, False, read_from)
 
 
 def test_no_rank_has_met_or_missed_anything_at_first(trainers: AttachedTrainers) -> None:
@@ -107,25 +121,70 @@ def test_no_rank_has_met_or_missed_anything_at_first(trainers: AttachedTrainers)
     assert (looked.highest, looked.is_missed) == (NO_STEP, False)
 
 
-def test_an_agent_that_is_late_does_other_work_between_two_targets(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def host(tmp_path: Path) -> Iterator[InProcessHost]:
     with in_process_host(tmp_path) as host:
         host.start_agent()
-        host.attach()
-        trainers, driver = host.agent.trainers, host.agent.driver
-        cells, seat = trainers.control.cells, next(iter(trainers.present)).seat
-        look, proposed = trainers.look_at_target, list[int]()
+        yield host
 
-        def look_late(kind: TargetKind, step: int) -> TargetWritten:
-            proposed.append(step)
-            if len(proposed) < 4:
-                cells[step_cell(seat)] = step
-            return look(kind, step)
 
-        monkeypatch.setattr(trainers, "look_at_target", look_late)
-        driver.submit(Wish(TargetKind.DURABLE))
-        assert proposed == [0]
-        host.settle()
-        assert proposed == [0, 1, 2, 3]
-        assert cells[TARGET_DURABLE] == 3
+class Looks:
+    """The agent's looks at its targets; at each one the ranks have come to some step."""
+
+    def __init__(self, host: InProcessHost, monkeypatch: pytest.MonkeyPatch) -> None:
+        trainers = host.agent.trainers
+        self.cells, self.at, self.steps = trainers.control.cells, list[int](), list[int]()
+        self._seats = [member.seat for member in trainers.present]
+        self._look = trainers.look_at_target
+        monkeypatch.setattr(trainers, "look_at_target", self._look_late)
+
+    def publish(self, step: int, met: int = 0) -> None:
+        for seat in self._seats:
+            self.cells[step_cell(seat)], self.cells[met_cell(seat)] = step, met
+
+    def _look_late(self, kind: TargetKind, step: int) -> TargetWritten:
+        self.at.append(step)
+        if self.steps:
+            self.publish(self.steps.pop(0))
+        return self._look(kind, step)
+
+
+def test_a_late_agent_does_other_work_between_two_targets(
+    host: InProcessHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host.attach(count=2)
+    looks = Looks(host, monkeypatch)
+    looks.steps = [0, 1, 9, 9, 9]
+    host.agent.driver.submit(Wish(TargetKind.DURABLE))
+    assert looks.at == [0]
+    host.settle()
+    assert looks.at == [0, 0, 5, 5, 22]
+    assert looks.cells[TARGET_DURABLE] == 22
+
+
+def test_ranks_that_have_just_read_the_target_have_not_missed_it(
+    host: InProcessHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host.attach(count=2)
+    looks = Looks(host, monkeypatch)
+    looks.steps = [0]
+    host.agent.driver.submit(Wish(TargetKind.DURABLE))
+    looks.publish(0, met_value(0, [TARGET_DURABLE]))
+    host.settle()
+    assert looks.at == [0, 0]
+    assert looks.cells[TARGET_DURABLE] == 0
+
+
+def test_a_target_stays_until_the_only_rank_has_read_it(
+    host: InProcessHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host.attach()
+    looks = Looks(host, monkeypatch)
+    looks.steps = [7]
+    host.agent.driver.submit(Wish(TargetKind.DURABLE))
+    assert looks.at == [0]
+    for step in (7, 8, 9):
+        assert looks.cells[TARGET_DURABLE] == 0
+        looks.publish(step)
+        host.agent.driver.submit(Tick())
+    assert looks.cells[TARGET_DURABLE] == NEVER

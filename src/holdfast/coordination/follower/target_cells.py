@@ -3,7 +3,8 @@
 Invariant: a target is accepted only if, after its cell was written, each rank here had published
 only lower steps, or had published that it has met the target: that it saves its step for it. A rank
 publishes its step and then reads the cell; the agent writes the cell and then reads the steps. So a
-rank that was not seen at or beyond the target will read the target.
+rank that was not seen at or beyond the target will read the target. The only rank of a job meets it
+at whichever step it reads it, so that its host accepts each target.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ class _Cell:
     step: int
     is_accepted: bool | None = None
     highest: int = NO_STEP
+    read_from: int = NO_STEP
     is_served: bool = False
     is_confirmed: bool = False
 
@@ -83,6 +85,7 @@ class TargetCells:
         if cell is None or cell.step != item.step or cell.is_accepted is not None:
             return False
         cell.is_accepted, cell.highest = not item.is_missed, item.highest
+        cell.read_from = item.read_from
         return cell.is_accepted
 
     def is_confirmed(self, kind: TargetKind) -> bool:
@@ -96,8 +99,8 @@ class TargetCells:
             # Steps that were read before the cell was written do not show which ranks will read
             # the target.
             if not cell.is_served and cell.is_accepted is not None:
-                cell.is_served = lowest > cell.step or all(
-                    begun.get(rank, NO_STEP) >= cell.step for rank in ranks
+                cell.is_served = lowest > cell.read_from or all(
+                    begun.get(rank, NO_STEP) >= cell.read_from for rank in ranks
                 )
 
     def states(self) -> tuple[TargetState, ...]:

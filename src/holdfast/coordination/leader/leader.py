@@ -460,8 +460,9 @@ class Leader:
         """Return what the commands of all hosts have in common now."""
         last_step = self.targets.agreed(TargetKind.PREEMPTION)
         return _Common(
-            # The step at which all stop is written first: the host may end at any moment.
-            entries=sorted(self.table, key=lambda entry: entry.id.step != last_step),
+            # The step at which all stop is written first: the host may end at any moment. The only
+            # rank of a job may stop at a later one.
+            entries=sorted(self.table, key=lambda e: last_step is None or e.id.step < last_step),
             command=Command(
                 targets=self.targets.targets() if self._knows_targets else None,
                 mirrored=self.mirror.newest,

@@ -149,8 +149,8 @@ class TargetAgreement:
     def _propose(self, kind: TargetKind, ranks: Ranks) -> None:
         slot = self._slots[kind]
         # On a single host the published steps are read right before the proposal, so it needs no
-        # margin.
-        margin = self._margin if len(ranks.hosts) > 1 else 0
+        # margin, unless its agent is held up.
+        margin = self._margin if len(ranks.hosts) > 1 else max(0, self._margin - FIRST_MARGIN)
         step = max(ranks.highest + 1 + margin, slot.last_step + 1)
         for other in self._slots.values():
             # Use the later step of another kind, so that one checkpoint serves both.

@@ -222,15 +222,17 @@ class AttachedTrainers:
 
     def look_at_target(self, kind: TargetKind, step: int) -> TargetWritten:
         """Return where the trainers are after a target was written, and whether one missed it."""
-        cells, highest, is_missed = self.control.cells, NO_STEP, False
+        cells, highest, is_missed, read_from = self.control.cells, NO_STEP, False, step
         # The only rank of a job meets a target at a later step too: no other has to save the same.
         is_alone = self.group is not None and self.group.count == 1
         for member in self.present:
             published = cells[step_cell(member.seat)]
             met = met_step(cells[met_cell(member.seat)], CELL_OF[kind])
             highest = max(highest, published)
-            is_missed |= published >= step and not (met == step or (is_alone and met > step))
-        return TargetWritten(kind, step, highest, is_missed)
+            if published >= step and not (met == step or (is_alone and met > step)):
+                is_missed |= not is_alone
+                read_from = max(read_from, published + 1)
+        return TargetWritten(kind, step, highest, is_missed, read_from)
 
     def confirm_target(self, step: int) -> None:
         """Write that every host has accepted the preemption target: ranks may stop there."""

@@ -7,8 +7,8 @@ is driven in the same way. The driver's duties:
    it are carried out.
 2. Read the time and the trainers' published steps just before the node handles an input.
 3. Carry out the effects in their order. A target is written to the trainers' cells before the
-   published steps are read for its answer. That a rank missed it is an outcome (duty 4): the
-   leader's response is another target, and other inputs come between the two.
+   published steps are read for its answer. Whether a rank really missed it is an outcome (duty 4):
+   the leader's response is another target, and other inputs come between the two.
 4. Run an effect that takes time as a task, which ends with one input: its outcome. Drop the outcome
    if the node has been replaced.
 5. Write the record for the host's next agent, if it has changed.

@@ -24,7 +24,7 @@ import msgspec
 from holdfast.clock import Clock
 from holdfast.engine.reading.metadata import metadata_of
 from holdfast.engine.reading.view import View
-from holdfast.errors import HoldfastError
+from holdfast.errors import HoldfastError, WaitTimeoutError
 from holdfast.format.names import CheckpointId
 from holdfast.format.records import decode_metrics
 from holdfast.host.wire import protocol
@@ -230,10 +230,12 @@ class UserPolicyThread:
             self._running = None
 
     def _report(self, error: HoldfastError) -> None:
-        """Have the trainer raise an error, and log it, the first one of its kind with a traceback.
+        """Log an error, and have the trainer raise it."""
+        self._log(error)
+        self._on_error(error)
 
-        A policy may raise the same at every step.
-        """
+    def _log(self, error: HoldfastError) -> None:
+        """Log an error unless one of its kind was logged: it may occur at every step."""
         cause = error.__cause__
         kind = (
             str(error) if cause is None else f"{str(error).partition(' raised ')[0]} {type(cause)}"
@@ -241,7 +243,6 @@ class UserPolicyThread:
         if kind not in self._failures:
             self._failures.add(kind)
             log.warning("%s", error, exc_info=cause)
-        self._on_error(error)
 
     def _act(self) -> None:
         try:
@@ -272,7 +273,11 @@ class UserPolicyThread:
         for is_durable, policy in ((True, self._policies.durable), (False, self._policies.ram)):
             if policy is not None and any(self._is_due(policy, step) for step in steps):
                 request = protocol.RequestSave(durable=is_durable, reason=type(policy).__name__)
-                self._session.call("request", request, protocol.Requested)
+                try:
+                    self._session.call("request", request, protocol.Requested)
+                except WaitTimeoutError as error:
+                    # The agent keeps the wish: the ranks save once their hosts agree.
+                    self._log(error)
 
     def _is_due(self, policy: SaveDecisionPolicy, step: int) -> bool:
         is_saving, is_preempted = self._context()
