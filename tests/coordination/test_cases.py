@@ -15,6 +15,7 @@ from holdfast.coordination.settings import LEASE_RENEW_SECS, Settings
 from holdfast.coordination.turn import Turn
 from tests.attempts import checkpoint_id
 from tests.coordination.cases import checkpoint_of, make, reached, running, until
+from tests.coordination.host import Host
 from tests.coordination.jobs import survives
 from tests.coordination.world import World
 
@@ -216,9 +217,9 @@ def test_a_notice_on_one_host_stops_all_ranks_at_one_step(window: int, agent_die
     until(world, lambda: checkpoint_of(world, step) in world.storage.manifests)
 
 
-@pytest.mark.parametrize("host_count", [1, 4])
+@pytest.mark.parametrize(("host_count", "late_steps"), [(1, 0), (1, 5), (4, 0)])
 def test_the_step_at_which_all_stop_is_written_before_older_ones_that_wait(
-    host_count: int,
+    host_count: int, late_steps: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world = make(host_count, window=1)
     job = running(world)
@@ -226,6 +227,15 @@ def test_the_step_at_which_all_stop_is_written_before_older_ones_that_wait(
     for _ in range(3):
         world.wish(job.leader, TargetKind.DURABLE)
         world.run(world.now + 1)
+    do = Host.do
+
+    def do_late(host: Host, effect: ef.Effect) -> None:
+        # The training goes on while the agent is held up.
+        if isinstance(effect, ef.SetTarget):
+            job.trainers[0].step += late_steps
+        do(host, effect)
+
+    monkeypatch.setattr(Host, "do", do_late)
     world.wish(job.leader, TargetKind.PREEMPTION)
     until(world, lambda: job.is_over)
     (step,) = {t.step for t in job.trainers}
