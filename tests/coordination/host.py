@@ -27,6 +27,8 @@ NEVER = 1 << 62
 MESSAGES_MAX = 4
 """The most messages that wait in the sockets of a stopped agent; the newest are kept."""
 TICK_SECS_MIN = 0.001
+LOOK_SECS, LOOKS_MAX = 0.02, 200
+"""How often and how many times an agent looks whether ranks that have come to a target save it."""
 
 
 @dataclass
@@ -410,11 +412,14 @@ class Host:
         for what in [w for w in self.busy if w.startswith(kind)]:
             self.busy.discard(what)
 
-    def _read_steps(self, life: int, effect: ef.SetTarget) -> None:
+    def _read_steps(self, life: int, effect: ef.SetTarget, looks: int = 1) -> None:
         if life == self.life:
             step, own = effect.step, self._own_trainers()
             late = [t for t in own if t.step >= step and not t.has_met(effect.kind, step)]
             is_missed = any(not trainer.job.is_single for trainer in late)
+            if is_missed and looks < LOOKS_MAX and any(t.decided < step for t in late):
+                self.world.at(LOOK_SECS, self._read_steps, life, effect, looks + 1)
+                return
             read_from = max([step, *(t.step + 1 for t in late)])
             highest = self.published().highest
             self.submit(fa.TargetWritten(effect.kind, step, highest, is_missed, read_from))

@@ -35,6 +35,8 @@ class Trainer:
     served: dict[TargetKind, int] = field(default_factory=dict)
     met: set[tuple[TargetKind, int]] = field(default_factory=set)
     """The targets that the newest save met, of those saves that met one."""
+    decided: int = -1
+    """The newest step of which it has published whether it saves it."""
     begun: set[CheckpointId] = field(default_factory=set)
     filling: CheckpointId | None = None
     outstanding: dict[CheckpointId, bool] = field(default_factory=dict)
@@ -99,6 +101,7 @@ class Trainer:
         self.step = origin.step if origin is not None else -1
         self.served.clear()
         self.met = set()
+        self.decided = self.step
         self.filling = None
         self.waits_since = None
         # A rank that went back with the others continues with them.
@@ -189,6 +192,7 @@ class Trainer:
             for kind in fresh:
                 self.served[kind] = host.cells[kind]
             self._save(is_due=bool(fresh - {TargetKind.RAM}) or is_due_by_step)
+        self.decided = step
         host.world.oracle.read(self, step)
         if TargetKind.PREEMPTION in due:
             self.waits_since = host.world.now

@@ -17,6 +17,7 @@ def test_each_cell_of_a_seat_has_one_meaning_and_lies_before_the_next_seat() -> 
             cells.call_cell,
             cells.accepted_cell,
             cells.met_cell,
+            cells.decided_cell,
         ]
         own = [kind(seat) for kind in kinds] + [waits.since, waits.reason, waits.step]
         own += [*range(waits.ended.start, waits.ended.stop)]

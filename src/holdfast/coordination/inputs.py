@@ -186,8 +186,9 @@ class BranchWanted:
 class TargetWritten:
     """The target cell was written, and the rest was read after that.
 
-    `highest`: the highest published step. `is_missed`: a rank was at the target or beyond, had not
-    published that it has met it, and cannot save it at a later step, because others save with it.
+    `highest`: the highest published step. `is_missed`: a rank was at the target or beyond, did not
+    publish in time that it has met it, and cannot save it at a later step, because others save with
+    it.
     `read_from`: the first step at which each rank here reads the target, or has met it: the target,
     or a later one for the only rank of a job.
     """

@@ -52,6 +52,8 @@ SURPLUS_SECS = 5.0
 
 Freed slots have to be allocated anew, so none is freed between two saves of a busy run.
 """
+DECISION_PAUSES_SECS = (0.0, *(0.002 * 2**doublings for doublings in range(11)))
+"""The pauses, 4 s in all, after which to look whether ranks that have come to a target save it."""
 
 Report = (
     effects.AttemptJoined
@@ -342,13 +344,16 @@ class Agent:
         return None
 
     async def _look_again(self, effect: effects.SetTarget) -> inputs.Input:
-        """Look a second time at a target that seems to be missed, in the loop's next turn.
+        """Look again at a target that seems to be missed, once each rank there has decided.
 
-        A rank may just have read it. And the leader's response to a refusal is a later target,
-        which may be missed as well: an agent that is held up for longer than a step each time would
-        do nothing else.
+        At the earliest in the loop's next turn: the leader's response to a refusal is a later
+        target, which may be missed as well, and an agent that is held up for longer than a step
+        each time would do nothing else.
         """
-        await asyncio.sleep(0)
+        for pause_secs in DECISION_PAUSES_SECS:
+            await asyncio.sleep(pause_secs)
+            if not self.trainers.is_deciding(effect.step):
+                break
         return self.trainers.look_at_target(effect.kind, effect.step)
 
     def _report(self, effect: Report) -> None:

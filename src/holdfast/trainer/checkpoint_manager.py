@@ -255,11 +255,11 @@ class CheckpointManager:
             or self._progress.has_failed
             or steps.is_due_here(step)
         ):
+            control[place.decided_cell] = step
             return False
-        parts = self._parts
-        blocking = parts.patience.blocking("save", SAVE_PATIENCE_SECS)
+        blocking = self._parts.patience.blocking("save", SAVE_PATIENCE_SECS)
         with self._progress.drops_raised_after(step), blocking as began:
-            return parts.due_saves.save(step, state, metrics, force=force, asked_secs=began)
+            return self._parts.due_saves.save(step, state, metrics, force=force, asked_secs=began)
 
     def finish(
         self, step: int, state: object, *, metrics: Mapping[str, float] | None = None

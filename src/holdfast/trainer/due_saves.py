@@ -186,16 +186,14 @@ class DueSaves:
             position.steps.stop.warn_unasked(step, asked_secs)
         place = self._present_place()
         due = position.steps.due(step, place.control.cells, self.is_stopping_alone(), force)
-        if not due.is_any:
-            return False
         self.signals.is_announced |= due.is_preemption
         checkpoint = CheckpointId(step, place.attempt)
-        if not self._can_save(checkpoint, due):
+        is_saved = due.is_any and self._can_save(checkpoint, due)
+        # Before the state is read, which takes time: the agent may already ask who has met its
+        # target.
+        place.publish_decision(step, due.met if is_saved else ())
+        if not is_saved:
             return False
-        if due.met:
-            # Before the state is read, which takes time: the agent may already ask who has met its
-            # target.
-            place.publish_met(step, due.met)
         if held is None and not position.steps.accepted:
             self._prepare_first(state)
         try:

@@ -24,6 +24,7 @@ from holdfast.host.wire.control_block import (
     TARGET_PREEMPTION,
     TARGET_RAM,
     create_cells,
+    decided_cell,
     met_cell,
     met_value,
     reset_seat,
@@ -60,7 +61,6 @@ def published(trainers: AttachedTrainers, rank: int, step: int, met: int = 0) ->
     [
         # It will read the target.
         (TARGET - 1, 0, False),
-        # Whether it has read the target is not known: it may save it all the same.
         (TARGET, 0, True),
         (TARGET, met_value(TARGET, [TARGET_DURABLE]), False),
         (TARGET, met_value(TARGET, [TARGET_RAM, TARGET_DURABLE]), False),
@@ -82,6 +82,27 @@ def test_a_target_is_missed_by_a_rank_beyond_it_that_did_not_save_it(
     assert (looked.kind, looked.step) == (TargetKind.DURABLE, TARGET)
     assert looked.is_missed is is_missed
     assert looked.highest == max(step, TARGET - 3)
+
+
+@pytest.mark.parametrize(
+    ("step", "decided", "is_deciding"),
+    [
+        (TARGET - 1, TARGET - 2, False),
+        (TARGET, TARGET - 1, True),
+        (TARGET, TARGET, False),
+        # The next step is none of this target's.
+        (TARGET + 1, TARGET, False),
+        # It saves or skips many steps in a row elsewhere.
+        (TARGET + 9, TARGET - 1, True),
+    ],
+)
+def test_a_rank_that_has_come_to_a_target_decides_first(
+    trainers: AttachedTrainers, step: int, decided: int, is_deciding: bool
+) -> None:
+    published(trainers, 0, TARGET - 3)
+    published(trainers, 1, step)
+    trainers.control.cells[decided_cell(4)] = decided
+    assert trainers.is_deciding(TARGET) is is_deciding
 
 
 def test_one_rank_that_missed_it_is_enough(trainers: AttachedTrainers) -> None:
@@ -134,18 +155,21 @@ class Looks:
     def __init__(self, host: InProcessHost, monkeypatch: pytest.MonkeyPatch) -> None:
         trainers = host.agent.trainers
         self.cells, self.at, self.steps = trainers.control.cells, list[int](), list[int]()
+        self.decides = True
         self._seats = [member.seat for member in trainers.present]
         self._look = trainers.look_at_target
         monkeypatch.setattr(trainers, "look_at_target", self._look_late)
 
-    def publish(self, step: int, met: int = 0) -> None:
+    def publish(self, step: int, met: int = 0, *, decides: bool = True) -> None:
         for seat in self._seats:
             self.cells[step_cell(seat)], self.cells[met_cell(seat)] = step, met
+            if decides:
+                self.cells[decided_cell(seat)] = step
 
     def _look_late(self, kind: TargetKind, step: int) -> TargetWritten:
         self.at.append(step)
         if self.steps:
-            self.publish(self.steps.pop(0))
+            self.publish(self.steps.pop(0), decides=self.decides)
         return self._look(kind, step)
 
 
@@ -173,6 +197,30 @@ def test_ranks_that_have_just_read_the_target_have_not_missed_it(
     host.settle()
     assert looks.at == [0, 0]
     assert looks.cells[TARGET_DURABLE] == 0
+
+
+@pytest.mark.parametrize("is_met", [True, False])
+def test_ranks_that_are_held_up_before_they_decide_are_awaited(
+    host: InProcessHost, monkeypatch: pytest.MonkeyPatch, is_met: bool
+) -> None:
+    host.attach(count=2)
+    looks = Looks(host, monkeypatch)
+    looks.steps, looks.decides = [0], False
+    trainers, asked = host.agent.trainers, list[int]()
+    is_deciding = trainers.is_deciding
+
+    def decide_at_last(step: int) -> bool:
+        asked.append(step)
+        if len(asked) == 3:
+            looks.publish(0, met_value(0, [TARGET_DURABLE]) if is_met else 0)
+        return is_deciding(step)
+
+    monkeypatch.setattr(trainers, "is_deciding", decide_at_last)
+    host.agent.driver.submit(Wish(TargetKind.DURABLE))
+    host.settle()
+    assert asked == [0, 0, 0]
+    assert looks.at == ([0, 0] if is_met else [0, 0, 3])
+    assert looks.cells[TARGET_DURABLE] == looks.at[-1]
 
 
 def test_a_target_stays_until_the_only_rank_has_read_it(

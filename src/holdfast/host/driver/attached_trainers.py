@@ -25,6 +25,7 @@ from holdfast.host.wire.control_block import (
     ControlBlock,
     call_cell,
     cost_cell,
+    decided_cell,
     first_step_cell,
     met_cell,
     met_step,
@@ -219,6 +220,17 @@ class AttachedTrainers:
         """Write the step at which all ranks save."""
         self.control.cells[CELL_OF[kind]] = step
         self._last_targets[kind] = step
+
+    def is_deciding(self, step: int) -> bool:
+        """Return whether a trainer has come to `step` and may be about to publish that it saves it.
+
+        Until then its cells do not show whether it has read a target of that step.
+        """
+        cells = self.control.cells
+        return any(
+            cells[decided_cell(member.seat)] < step <= cells[step_cell(member.seat)]
+            for member in self.present
+        )
 
     def look_at_target(self, kind: TargetKind, step: int) -> TargetWritten:
         """Return where the trainers are after a target was written, and whether one missed it."""

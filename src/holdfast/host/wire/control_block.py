@@ -165,6 +165,15 @@ def met_cell(seat: int) -> int:
     return step_cell(seat) + 22
 
 
+def decided_cell(seat: int) -> int:
+    """Return the index of the cell with the newest step of which that trainer has decided.
+
+    It has read the targets and decided whether it saves that step. It writes the cell after that of
+    `met_cell`, so that a step in it which `met_cell` has not meets no target.
+    """
+    return step_cell(seat) + 23
+
+
 def met_value(step: int, targets: Collection[int]) -> int:
     """Return one number for a step and the target cells that it meets."""
     return step << _TARGET_BITS | sum(1 << target - TARGET_DURABLE for target in targets)
@@ -182,7 +191,7 @@ def reset_seat(cells: memoryview, seat: int) -> None:
     for cell in {notice_cell(seat), *range(first_time_cell(seat), step_cell(seat + 1))}:
         cells[cell] = 0
     cells[wait_cells(seat).step] = cells[blocked_step_cell(seat)] = NO_STEP
-    cells[accepted_cell(seat)] = NO_STEP
+    cells[accepted_cell(seat)] = cells[decided_cell(seat)] = NO_STEP
 
 
 def copy_seat(old: memoryview, old_seat: int, cells: memoryview, seat: int) -> None:

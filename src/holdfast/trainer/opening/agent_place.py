@@ -24,6 +24,7 @@ from holdfast.host.wire.control_block import (
     blocked_step_cell,
     call_cell,
     cost_cell,
+    decided_cell,
     first_step_cell,
     first_time_cell,
     met_cell,
@@ -55,6 +56,8 @@ class AgentPlace:
     """The control block's cell for the step that this trainer has published."""
     step_time_cell: int = field(init=False)
     """The cell for the time at which it was published."""
+    decided_cell: int = field(init=False)
+    """The cell for the newest step of which it is decided whether it is saved."""
     notice_cell: int = field(init=False)
     """The cell that is 1 once this trainer has received a preemption signal."""
     cost_cell: int = field(init=False)
@@ -71,6 +74,7 @@ class AgentPlace:
         object.__setattr__(self, "number", self.attempt.number)
         object.__setattr__(self, "step_cell", step_cell(self.seat))
         object.__setattr__(self, "step_time_cell", step_time_cell(self.seat))
+        object.__setattr__(self, "decided_cell", decided_cell(self.seat))
         object.__setattr__(self, "notice_cell", notice_cell(self.seat))
         object.__setattr__(self, "cost_cell", cost_cell(self.seat))
         object.__setattr__(self, "waits", wait_cells(self.seat))
@@ -84,9 +88,11 @@ class AgentPlace:
         cells[first_time_cell(self.seat)] = int(time.timestamp() * 1e6)
         cells[first_step_cell(self.seat)] = step
 
-    def publish_met(self, step: int, targets: Collection[int]) -> None:
-        """Publish that `step` meets the targets of these cells: a save of it is decided."""
-        self.control.cells[met_cell(self.seat)] = met_value(step, targets)
+    def publish_decision(self, step: int, met: Collection[int]) -> None:
+        """Publish that it is decided whether to save `step`, and the target cells that it meets."""
+        if met:
+            self.control.cells[met_cell(self.seat)] = met_value(step, met)
+        self.control.cells[self.decided_cell] = step
 
     def publish_accepted(self, step: int) -> None:
         """Publish the step of a save that is accepted."""
@@ -95,7 +101,7 @@ class AgentPlace:
     def publish_position(self, step: int) -> None:
         """Publish that the training goes on after `step`, `NO_STEP`: from its beginning."""
         cells = self.control.cells
-        cells[self.step_cell] = step
+        cells[self.decided_cell] = cells[self.step_cell] = step
         cells[accepted_cell(self.seat)] = NO_STEP
         cells[met_cell(self.seat)] = 0
 
