@@ -27,6 +27,7 @@ from tests.trust.who_may_users import (
     HOST,
     OWNER,
     STRANGER,
+    USER_NAMES,
     Users,
     open_to_all,
     users,
@@ -65,7 +66,8 @@ def way(*arguments: object, is_quick: bool = True) -> Callable[[Way], Way]:
 def claim(made: Way) -> str:
     """What a way shows."""
     if isinstance(made, functools.partial):
-        return f"{made.func.__name__}-{'-'.join(map(str, made.keywords.values()))}"
+        values = [USER_NAMES.get(value, value) for value in made.keywords.values()]
+        return f"{made.func.__name__}-{'-'.join(map(str, values))}"
     return made.__name__
 
 

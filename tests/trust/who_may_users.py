@@ -20,8 +20,13 @@ import msgspec
 from tests.hosts import Host
 
 ROOT = Path(__file__).parents[2]
-OWNER, STRANGER = 61001, 61002
-"""Users that no account needs to be of."""
+OWNER = 61001 + 2 * (os.getpid() % 1900)
+STRANGER = OWNER + 1
+USER_NAMES = {OWNER: "owner", STRANGER: "stranger"}
+"""Users that no account needs to be of, and that other runs of the tests beside this one have not.
+
+Each user of a machine has one default folder in its shared memory.
+"""
 
 RUN_SECS = 240.0
 HOST = "host-a"
