@@ -4,8 +4,8 @@ Invariant: a target is accepted only if, after its cell was written, each rank h
 only lower steps, or had published that it has met the target: that it saves its step for it. A rank
 publishes its step and then reads the cell; the agent writes the cell and then reads the steps. So a
 rank that was not seen at or beyond the target will read the target; one that was seen there
-publishes what it has decided. The only rank of a job meets it
-at whichever step it reads it, so that its host accepts each target.
+publishes what it has decided. The only rank of a job meets a target at whichever step it reads it,
+so that its host accepts each one.
 """
 
 from __future__ import annotations

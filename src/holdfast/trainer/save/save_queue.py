@@ -105,7 +105,7 @@ class SaverWork(NamedTuple):
 
     Attributes:
         request: A save; None: there is none.
-        skipped: The due checkpoints that this rank skips.
+        skipped: The due checkpoints that this rank skips, older than the save.
         is_getting_ready: Whether to prepare slots for the next save.
         is_closed: Whether no save follows.
     """
@@ -223,15 +223,19 @@ class SaveQueue:
         return self._has_ended
 
     def take(self) -> SaverWork:
-        """Wait for work, and return it."""
+        """Wait for work, and return it.
+
+        What was skipped after the save that waits follows it: this rank reports its steps in their
+        order, since the report of one counts as the end of all before it.
+        """
         with self._changed:
             self._changed.wait_for(self._has_work)
-            work = SaverWork(
-                self._waiting, tuple(self._skipped), self.is_getting_ready, self.is_closed
-            )
+            request, skipped = self._waiting, list[CheckpointId]()
+            while self._skipped and (request is None or self._skipped[0].age < request.plan.id.age):
+                skipped.append(self._skipped.popleft())
+            work = SaverWork(request, tuple(skipped), self.is_getting_ready, self.is_closed)
             self._is_preparing = self.is_getting_ready
             self._waiting, self.is_getting_ready = None, False
-            self._skipped.clear()
             self._changed.notify_all()
             return work
 
