@@ -162,6 +162,21 @@ def test_a_start_on_another_host_is_refused_while_a_host_that_cannot_be_asked_tr
     assert list(world.storage.attempts) == [1]
 
 
+def test_no_start_has_a_live_run_whose_agent_was_stopped_for_longer_than_a_silence() -> None:
+    world = make(4)
+    first = running(world, ["h0000", "h0001", "h0002"])
+    leader = world.hosts["h0000"]
+    leader.halt()
+    world.run(world.now + Settings().lost_secs + 2)
+    second = world.start_job(["h0003"])
+    world.run(world.now + 0.5)
+    leader.go_on()
+    until(world, lambda: bool(second.refused))
+    assert "attempt 1 is live on other hosts" in second.refused
+    assert len(first.living) == 3
+    assert list(world.storage.attempts) == [1]
+
+
 def check_names_holder(refusal: str) -> None:
     assert "attempt 1 is live on host h0000 (process 1 of user u)" in refusal
     found = re.search(r"is valid for another (\d+) s", refusal)

@@ -241,6 +241,7 @@ class Leader:
         if self._begun_at_secs is None:
             self._begun_at_secs = turn.now_secs
         if turn.now_secs >= self._check_at_secs():
+            self._excuse_silence(turn.now_secs)
             self._checked_at_secs = turn.now_secs
             self._check_silent_hosts(turn)
         # Targets, then the assignment of writes and pulls, then the verdicts: each may change the
@@ -397,6 +398,19 @@ class Leader:
         origin = self.leadership.origin
         highest = max(self.census.highest_step, origin.step if origin else NO_STEP)
         return Ranks(self.census.hosts, highest)
+
+    def _excuse_silence(self, now_secs: float) -> None:
+        """Count no host as silent for a time for which this agent was stopped.
+
+        What the hosts have sent meanwhile may still wait here. An agent that took all of them for
+        lost would end the lease of an attempt that lives, and let another start have the run.
+        """
+        checked_at_secs = self._checked_at_secs
+        if checked_at_secs is None or now_secs - checked_at_secs < self._settings.silence_secs:
+            return
+        for view in self.census.views.values():
+            if not view.is_lost:
+                view.last_report_at_secs = now_secs
 
     def _check_silent_hosts(self, turn: Turn) -> None:
         oldest = turn.now_secs - self._settings.lost_secs
