@@ -121,18 +121,18 @@ def test_each_save_ends_of_ranks_at_any_distance_while_a_host_is_stopped() -> No
 
 
 @pytest.mark.parametrize(
-    ("rule", "every", "promise"),
+    ("rule", "halted", "every", "promise"),
     [
-        ("look_at_a_host_only_when_it_reports", 5, "I10"),
-        ("forget_the_ranks_of_silent_hosts", 0, "I5"),
+        ("look_at_a_host_only_when_it_reports", "h0000", 5, "I10"),
+        ("forget_the_ranks_of_silent_hosts", "h0001", 0, "I5"),
     ],
 )
 def test_the_simulator_notices_what_ends_no_save(
-    rule: str, every: int, promise: str, monkeypatch: pytest.MonkeyPatch
+    rule: str, halted: str, every: int, promise: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     BREACHES[rule](monkeypatch.setattr)
     with pytest.raises(BrokenPromiseError, match=promise):
-        run_through(drifted_world(0, "h0000", 20.0, every=every))
+        run_through(drifted_world(0, halted, 20.0, every=every))
 
 
 @pytest.mark.parametrize(
