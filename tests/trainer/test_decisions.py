@@ -1,4 +1,4 @@
-"""After each step its agent can see of which step a trainer has decided whether to save it."""
+"""A trainer publishes for each step that it has decided whether to save it."""
 
 from __future__ import annotations
 

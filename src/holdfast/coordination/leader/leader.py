@@ -400,10 +400,10 @@ class Leader:
         return Ranks(self.census.hosts, highest)
 
     def _excuse_silence(self, now_secs: float) -> None:
-        """Count no host as silent for a time for which this agent was stopped.
+        """Count the silence of hosts from now on, if this agent was stopped for a while.
 
-        What the hosts have sent meanwhile may still wait here. An agent that took all of them for
-        lost would end the lease of an attempt that lives, and let another start have the run.
+        What the hosts have sent meanwhile may not be read yet. An agent that took all of them for
+        lost would release the lease of a live attempt, and another start could take over the run.
         """
         checked_at_secs = self._checked_at_secs
         if checked_at_secs is None or now_secs - checked_at_secs < self._settings.silence_secs:

@@ -166,10 +166,10 @@ def met_cell(seat: int) -> int:
 
 
 def decided_cell(seat: int) -> int:
-    """Return the index of the cell with the newest step of which that trainer has decided.
+    """Return the index of the cell with the newest step for which that trainer has decided.
 
-    It has read the targets and decided whether it saves that step. It writes the cell after that of
-    `met_cell`, so that a step in it which `met_cell` has not meets no target.
+    It has read the targets and decided whether it saves that step. It writes `met_cell` before, so
+    that a step which is in this cell and not in `met_cell` meets no target.
     """
     return step_cell(seat) + 23
 

@@ -57,7 +57,7 @@ class AgentPlace:
     step_time_cell: int = field(init=False)
     """The cell for the time at which it was published."""
     decided_cell: int = field(init=False)
-    """The cell for the newest step of which it is decided whether it is saved."""
+    """The cell for the newest step for which it is decided whether to save it."""
     notice_cell: int = field(init=False)
     """The cell that is 1 once this trainer has received a preemption signal."""
     cost_cell: int = field(init=False)

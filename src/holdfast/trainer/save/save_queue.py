@@ -225,8 +225,8 @@ class SaveQueue:
     def take(self) -> SaverWork:
         """Wait for work, and return it.
 
-        What was skipped after the save that waits follows it: this rank reports its steps in their
-        order, since the report of one counts as the end of all before it.
+        Steps that were skipped after the waiting save are returned after it: a rank reports its
+        steps in their order, because a report counts as the end of all earlier ones.
         """
         with self._changed:
             self._changed.wait_for(self._has_work)
