@@ -68,7 +68,8 @@ def test_a_save_that_the_agent_does_not_know_is_named_and_ends(host: InProcessHo
     report_again(host, trainer, lost)
     after = watched(host, trainer, cursor=told.cursor).notices
     (end,) = [notice for notice in after if notice.id == lost]
-    assert (end.kind, end.reason) == ("failed", "its part is no longer in RAM")
+    # Where it was for a target, a newer checkpoint replaces it, as where the ranks did not meet.
+    assert (end.kind, end.reason) == ("dropped", "its part is no longer in RAM")
 
 
 def test_a_commit_that_no_notice_has_named_is_named_when_it_is_asked_for(

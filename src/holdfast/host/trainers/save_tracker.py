@@ -156,12 +156,12 @@ class SaveTracker:
             self._trainers.notices.post(Notice(kind="committed", id=request.id))
             return
         if request.again and request.tier is PartTier.RAM:
-            # The previous agent discarded it, or the tmpfs was cleared, before the trainer was
-            # notified.
+            # The previous agent dropped it, or the tmpfs was cleared, before the trainer was
+            # notified. Whether that is a failure depends on how the save was decided.
             listed = self._ram.checkpoints().get(checkpoint)
             if listed is None or request.rank not in listed.ranks:
                 reason = "its part is no longer in RAM"
-                self._trainers.notices.post(Notice(kind="failed", id=request.id, reason=reason))
+                self._trainers.notices.post(Notice(kind="dropped", id=request.id, reason=reason))
                 return
         self._driver.submit(
             inputs.PartSealed(

@@ -1,9 +1,9 @@
 """Track accepted checkpoints that were dropped, until a newer one replaces them or they fail.
 
 A checkpoint is dropped when it can never become complete: a rank has passed its step without a
-part, or a host abandoned the part. Ranks that drift apart regularly drop parts of targets that were
-set too early, and the next target replaces them. So the effect of a drop depends on how the save
-was decided:
+part, a host abandoned the part, or an agent's successor does not find it. Ranks that drift apart
+regularly drop parts of targets that were set too early, and the next target replaces them. So the
+effect of a drop depends on how the save was decided:
 
 - A save decided by the step alone, by the caller or by a preemption promised exactly that step: its
   drop is a failure.
