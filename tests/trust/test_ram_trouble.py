@@ -45,6 +45,11 @@ def ram_of(size_bytes: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[Host]:
     if os.geteuid() != 0:
         pytest.skip("only root may mount a tmpfs")
     with host() as made:
+        # Where RAM has no room, agents have their folders here: a place that no other test has.
+        disk = made.folder.with_name(f"{made.folder.name}-disk")
+        disk.mkdir()
+        made.variables["TMPDIR"] = str(disk)
+        monkeypatch.setattr("tempfile.tempdir", str(disk))
         options = f"size={size_bytes},mode=700"
         command = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(made.folder)]
         subprocess.run(command, check=True)
@@ -56,6 +61,7 @@ def ram_of(size_bytes: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[Host]:
             made.end()
             # A test may have unmounted it.
             subprocess.run(["umount", "-l", str(made.folder)], check=False, capture_output=True)
+            shutil.rmtree(disk)
 
 
 @pytest.fixture
@@ -138,7 +144,6 @@ def train_through(one: Host, folder: Path, trouble: Callable[[Host], None]) -> i
         trouble(one)
         goes_on(training, run)
         # The agent that cannot be found any more has exited, and another one has started.
-        # Where RAM has no room, its folder is on the disk.
         wait_until(lambda: len(one.agent_processes()) == 1 and _count_agents(run) == 1)
         failures = ends_well(training, run)
     assert check_restorable(run) == committed(run)
