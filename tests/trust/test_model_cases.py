@@ -368,10 +368,10 @@ def test_a_save_that_was_dropped_is_answered_by_the_next_agent_too(host: ModelHo
     host.join(trainer, attempt=trainer.attempt)
     host.tell_again(trainer, half, 1)
     host.settle()
-    assert host.answers()[half] == "failed"
+    assert host.answers()[half] == "dropped"
 
 
-def test_ram_that_is_gone_is_told_as_a_failed_save(host: ModelHost) -> None:
+def test_a_save_whose_ram_is_gone_counts_as_dropped(host: ModelHost) -> None:
     """The trainer lives, its agent and the tmpfs were cleared."""
     trainer = host.attach()
     kept = named(host.save(trainer, 5))
@@ -384,5 +384,5 @@ def test_ram_that_is_gone_is_told_as_a_failed_save(host: ModelHost) -> None:
     host.join(trainer, attempt=trainer.attempt)
     host.tell_again(trainer, lost, 0)
     host.settle()
-    assert host.answers()[lost] == "failed"
+    assert host.answers()[lost] == "dropped"
     check_offered(host, [kept])
