@@ -43,6 +43,9 @@ LATE = Fault(errno=errno.EIO, is_done=True)
 READ_ONLY = Fault(errno=errno.EROFS)
 SHORT = Fault(taken_bytes=4096)
 
+ALIGNED_MAX = 2
+"""How many operations a call has more where its bytes happen to be aligned: one for each file."""
+
 KINDS = [
     *((EIO, 1), (ENOSPC, math.inf), (LATE, 1), (SHORT, math.inf)),
     *((ENOSPC, 1), (EIO, math.inf), (EINTR, 1), (READ_ONLY, math.inf), (SHORT, 1)),
@@ -80,6 +83,14 @@ def count_operations(case: Case, root: Path) -> int:
     return plan.seen
 
 
+def check_was_reached(plan: FailurePlan, number: int) -> None:
+    """The operation came, or the call had slightly fewer of them than when they were counted.
+
+    Bytes whose memory happens to be aligned are written directly, by an operation of their own.
+    """
+    assert plan.hits or number - ALIGNED_MAX <= plan.seen < number
+
+
 def fail_operation(case: Case, root: Path, number: int, kind: tuple[Fault, float]) -> None:
     """Fails the operation of that number, checks what is left, and that a repeated call works."""
     fault, length = kind
@@ -88,7 +99,7 @@ def fail_operation(case: Case, root: Path, number: int, kind: tuple[Fault, float
     try:
         with Noted(case.name, number, plan):
             _check_one(case, place, plan)
-            assert plan.hits
+            check_was_reached(plan, number)
     finally:
         place.files.plan = nothing
         place.close()
@@ -367,7 +378,7 @@ def fail_action(action: Action, root: Path, number: int, kind: tuple[Fault, floa
     plan = FailurePlan(fault, at=number, until=number + length, path=f"*/{action.tier}/*")
     with Noted(action, number, plan):
         try_action(action, root, plan)
-        assert plan.hits
+        check_was_reached(plan, number)
     shutil.rmtree(root)
 
 
