@@ -258,9 +258,10 @@ class Line:
 
 
 def _is_closed(connection: socket.socket) -> bool:
-    time.sleep(0.02)
-    ready, _, _ = select.select([connection], [], [], 0)
-    return bool(ready) and not connection.recv(1, socket.MSG_PEEK)
+    """Whether the other end has closed it, also where a last request of it was never read."""
+    poll = select.poll()
+    poll.register(connection, select.POLLRDHUP)
+    return bool(poll.poll(20))
 
 
 @contextlib.contextmanager
