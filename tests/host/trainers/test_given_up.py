@@ -8,7 +8,7 @@ from holdfast.coordination.effects import GivenUp
 from holdfast.coordination.messages import CheckpointStatus
 from tests.attempts import checkpoint_id
 from tests.engine.making import memory_folder
-from tests.hosts import events
+from tests.hosts import await_events
 from tests.trust.in_process import in_process_host
 
 
@@ -25,7 +25,7 @@ def test_a_checkpoint_that_is_given_up_is_named_with_the_reason() -> None:
             "step 234 of attempt 1 was protected, and the run continues without it: no host holds "
             "the parts of rank 1",
         )
-        (told,) = events(Path(agent.agent.run.config.run), "given_up")
+        (told,) = await_events(Path(agent.agent.run.config.run), "given_up", count=1)
         assert (told["step"], told["attempt"], told["status"]) == (234, 1, "protected")
         assert told["reason"] == lost.reason
         assert agent.attach(takeover=True).place.warnings == ()
