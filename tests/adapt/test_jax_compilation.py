@@ -14,7 +14,7 @@ import holdfast
 from holdfast.adapt.jax.compilation import CompilationTimes, watch_compilations
 from holdfast.observe.reports.goodput import report_run
 from holdfast.trainer.opening.run_access import events_of, read_only
-from tests.hosts import Host
+from tests.hosts import Host, await_events
 
 TRACE, COMPILE = (
     f"/jax/core/compile/{name}_duration" for name in ("jaxpr_trace", "backend_compile")
@@ -86,6 +86,7 @@ def test_a_recompilation_is_a_category_of_the_report(one_host: Host, tmp_path: P
             state = step(jnp.ones((3, 3) if number < 3 else (5, 5)))
             manager.save(number, state)
         manager.finish(5, state)
+    await_events(tmp_path / "run", "trainer_left", count=1)
     run = read_only(tmp_path / "run")
     report = report_run("run", events_of(run).read())
     assert report.categories["compiling"] > 0

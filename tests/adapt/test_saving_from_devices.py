@@ -18,7 +18,7 @@ from holdfast import save_decision_policy
 from holdfast.errors import SaveFailedError
 from tests.adapt.stand_in_device import StandInDevice
 from tests.engine.making import DTYPES, numpy_type, random_array
-from tests.hosts import Host, events
+from tests.hosts import Host, await_events
 from tests.trainer.slots import wait_for_a_slot
 from tests.trainer.states import same
 
@@ -207,7 +207,8 @@ def test_where_memory_cannot_be_registered_states_go_through_numpy_and_that_is_t
         assert same(saved(manager, step, state), state)
     assert not device.copied_bytes
     assert caplog.text.count("copied from their devices through NumPy") == 1
-    assert [e["tier"] for e in events(manager._parts.run.location.folder, "sealed")] == ["ram"] * 3
+    sealed = await_events(manager._parts.run.location.folder, "sealed", count=3)
+    assert [e["tier"] for e in sealed] == ["ram"] * 3
 
 
 def test_slots_are_registered_once_and_unregistered_before_they_are_unmapped(

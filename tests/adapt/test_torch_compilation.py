@@ -15,7 +15,7 @@ import holdfast
 from holdfast.adapt.torch.state import TorchFramework
 from holdfast.observe.reports.goodput import report_run
 from holdfast.trainer.opening.run_access import events_of, read_only
-from tests.hosts import Host
+from tests.hosts import Host, await_events
 
 
 @pytest.fixture(autouse=True)
@@ -93,6 +93,7 @@ def test_a_recompilation_is_a_category_of_the_report(one_host: Host, tmp_path: P
             step(torch.ones(3, 3) if number < 3 else torch.ones(2, 3, 3))
             manager.save(number, {"w": torch.ones(3)})
         manager.finish(5, {"w": torch.ones(3)})
+    await_events(tmp_path / "run", "trainer_left", count=1)
     report = report_run("run", events_of(read_only(tmp_path / "run")).read())
     assert report.categories["compiling"] > 0
     assert "compilation" not in report.waiting

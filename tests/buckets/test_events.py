@@ -18,7 +18,7 @@ from holdfast.store.bucket.bucket import BucketStore
 from holdfast.store.location import open_durable
 from tests.buckets.s3_server import SECRET_KEY
 from tests.buckets.test_runs import run_command, state_of, train
-from tests.hosts import Host, host
+from tests.hosts import Host, host, wait_until
 
 
 def on_another_host(monkeypatch: pytest.MonkeyPatch, other: Host) -> None:
@@ -81,6 +81,8 @@ def test_what_a_killed_agent_has_not_uploaded_the_next_one_of_its_host_uploads(
 ) -> None:
     train(url, 1)
     store = open_durable(url, SystemClock())
+    # A thread of the agent writes them.
+    wait_until(lambda: [step for _, step in committed(url)] == [1])
     one_host.kill_agent()
     assert list(store.list(EVENTS)) == []
     train(url, 2)

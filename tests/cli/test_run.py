@@ -310,7 +310,8 @@ def test_a_start_beside_the_one_that_it_replaces_waits_for_its_end_and_uses_up_n
     assert second.returncode == 0, err
     assert "RunBusyError" in said
     # It was no end of the training that had the run.
-    assert [event["cause"] for event in events(run, "command_ended")] == ["preempted"]
+    ends = await_events(run, "command_ended", count=1)
+    assert [event["cause"] for event in ends] == ["preempted"]
 
 
 def test_what_stands_in_ram_alone_is_durable_when_it_returns(

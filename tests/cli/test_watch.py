@@ -18,7 +18,7 @@ import pytest
 from holdfast.cli.main import main
 from holdfast.trainer.run_copies import copy_run
 from tests.cli.command_line import answer, await_line, holdfast, start_training
-from tests.hosts import Host, ending, wait_until
+from tests.hosts import Host, await_events, ending, wait_until
 from tests.trainer.written_tiers import train_alone
 
 
@@ -27,6 +27,7 @@ def training(one_host: Host, tmp_path: Path) -> Path:
     run = tmp_path / "run [bold]x[/bold]"
     trainer = start_training(one_host, run, steps=100_000, sleep=0.01, every=50)
     wait_until(lambda: any(held.committed for a in one_host.agents() for held in a.held))
+    await_events(run, "manager_opened", count=1)
     assert trainer.poll() is None
     return run
 
@@ -130,6 +131,7 @@ def test_a_run_that_has_ended_and_a_place_without_a_run(
     run = tmp_path / "run"
     trainer = start_training(one_host, run, steps=3)
     assert trainer.wait(240) == 0
+    await_events(run, "trainer_left", count=1)
     out = holdfast(one_host, "watch", run).stdout
     assert "step 2 · attempt 1 · 0 failures" in out
     view = answer(one_host, "watch", run)

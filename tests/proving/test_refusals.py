@@ -14,6 +14,7 @@ from holdfast.cli.main import main
 from holdfast.observe.events.schema import StateRestored
 from holdfast.proving.rewinds import rewound_to
 from tests.attempts import folder_of
+from tests.hosts import await_events
 
 
 @pytest.fixture(scope="module")
@@ -41,6 +42,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
             manager.save(step, state)
             manager.wait_until_finished()
             step += 1
+    await_events(directory, "trainer_left", count=1)
     return directory
 
 

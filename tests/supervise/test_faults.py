@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.command_line import answer, holdfast
-from tests.hosts import Host, events
+from tests.hosts import Host, await_events
 from tests.trust.cgroups import memory_cgroup
 
 TRAINER = Path(__file__).with_name("faulty_trainer.py")
@@ -34,11 +34,11 @@ def supervise(
     return subprocess.CompletedProcess(words, process.returncode, out, err)
 
 
-def ends(run: Path) -> list[tuple[str, int, float | None]]:
-    """The class, the exit code and the decision of each recorded end."""
+def ends(run: Path, count: int) -> list[tuple[str, int, float | None]]:
+    """The class, the exit code and the decision of each recorded end, once there are so many."""
     return [
         (event["cause"], event["code"], event["restart_in_secs"])
-        for event in events(run, "command_ended")
+        for event in await_events(run, "command_ended", count=count)
     ]
 
 
@@ -49,7 +49,7 @@ def test_each_end_is_classified_recorded_and_decided(one_host: Host, tmp_path: P
     budgets = "killed=1,nan=1,disk=1,error=9"
     done = supervise(one_host, "--max-restarts", budgets, command=command)
     assert done.returncode == 1
-    assert ends(run) == [
+    assert ends(run, 6) == [
         ("killed", 137, 0.0),
         ("nan", 1, 0.0),
         ("disk", 1, 0.0),
@@ -79,7 +79,7 @@ def test_an_end_is_recorded_where_no_agent_lives_too(one_host: Host, tmp_path: P
     )
     done = supervise(one_host, command=[sys.executable, "-c", code])
     assert done.returncode == 1
-    (end,) = events(run, "command_ended")
+    (end,) = await_events(run, "command_ended", count=1)
     assert (end["cause"], end["run_attempt"]) == ("error", 1)
     assert end["reason"].startswith("rank 0: ValueError: after the end")
 
@@ -93,7 +93,8 @@ def test_hangs_are_found_their_stacks_are_kept_and_it_goes_on(
     command = faulty(run, faults=[[0, 5, "data"], [1, 8, "interpreter lock"]])
     done = supervise(one_host, *options, command=command)
     assert done.returncode == 0, done.stderr
-    for end, step in zip(events(run, "command_ended"), (4, 7), strict=True):
+    found = await_events(run, "command_ended", count=2)
+    for end, step in zip(found, (4, 7), strict=True):
         assert (end["cause"], end["last_step"], end["restart_in_secs"]) == ("hang", step, 0.0)
         shown = rf"hang: no step for \d+ s, more than 6 s, after step {step}"
         assert re.search(shown, done.stderr), done.stderr
@@ -176,7 +177,7 @@ def test_a_rank_that_was_killed_is_no_preemption_though_torchrun_ends_the_others
     out, err = process.communicate(timeout=110)
     assert process.returncode == 0, err
     assert out.split() == ["12.0", "12.0"]
-    (end,) = events(run, "command_ended")
+    (end,) = await_events(run, "command_ended", count=1)
     assert end["cause"] == "killed"
 
 
@@ -194,6 +195,6 @@ def test_the_rank_that_keeps_others_in_a_collective_is_named_and_the_job_goes_on
     assert process.returncode == 0, err
     assert out.count("w 24.0") == 2
     assert "after step 4; behind: rank 1 (step 4); stacks: " in err
-    (end,) = events(run, "command_ended")
+    (end,) = await_events(run, "command_ended", count=1)
     assert (end["cause"], end["last_step"]) == ("hang", 4)
     assert "all_reduce" in Path(end["stacks"]).read_text()

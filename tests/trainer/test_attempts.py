@@ -333,6 +333,8 @@ def test_an_attempt_whose_agent_was_killed_saves_on_with_another_agent(
     with manager(tmp_path / "run") as saving:
         for step in range(10):
             if step in (3, 6):
+                # A thread of the agent writes it.
+                await_events(tmp_path / "run", "agent_started", count=step // 3)
                 one_host.kill_agent()
             # Forced, it waits for the new agent also on a machine that starts one slowly.
             assert saving.save(step, state(step), force=True)
@@ -504,7 +506,7 @@ def test_a_start_on_the_same_host_with_another_ram_folder_is_refused_and_changes
         took_over = twin.start(TRAINER, run, 3, json.dumps({"takeover": True}), stem="numpy")
         _, told = took_over.communicate(timeout=240)
         assert took_over.returncode == 0, told
-    assert len(await_events(run, "attempt_started", count=2)) == 2
+        assert len(await_events(run, "attempt_started", count=2)) == 2
 
 
 def test_a_start_on_another_host_is_refused_while_the_first_trains_and_goes_on_once_it_has_ended(

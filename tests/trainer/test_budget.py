@@ -220,7 +220,7 @@ def test_ram_that_is_saved_at_every_step_does_not_hide_what_a_durable_one_costs(
     ) as manager:
         for step in range(3000):
             manager.save(step, {"n": step})
-            if len(events(run, "committed")) == 4:
+            if len(events(run, "committed")) >= 4:
                 break
             time.sleep(0.01)
-        assert len(events(run, "committed")) == 4
+        assert len(events(run, "committed")) >= 4

@@ -28,7 +28,7 @@ class OfOneRank(MemoryWords):
 
 
 def heartbeats(words: MemoryWords, rank: int) -> Heartbeats:
-    return Heartbeats(words, FOLDER, rank, 3, beat_secs=0.02)
+    return Heartbeats(words, FOLDER, rank, 3, beat_secs=0.05)
 
 
 def test_a_rank_whose_heartbeats_end_is_named_and_one_that_never_began_is_not() -> None:

@@ -18,7 +18,7 @@ from holdfast.observe.events.reader import read_events
 from holdfast.observe.events.schema import ManagerOpened
 from holdfast.store.files.mounts import MEMORY_FILE_SYSTEMS, file_system_type
 from holdfast.trainer.process.preemption import PreemptionSignals
-from tests.hosts import Host, host
+from tests.hosts import Host, await_events, host
 from tests.said import Said
 from tests.test_launchers import SLURM
 from tests.trust.in_process import StepClock
@@ -75,6 +75,7 @@ def test_the_trainings_of_a_sweep_have_a_run_each_and_record_their_launcher(
         assert said.together() == {"opened": True}
         line = f"started by Slurm (job 12) as rank {rank} of 2, and the framework has 1"
         assert line in "".join(said.errors)
+        await_events(tmp_path / str(rank), "manager_opened", count=1)
         (opened,) = read_events(tmp_path / str(rank), ManagerOpened)
         assert (opened.launchers, opened.restarts) == (("slurm",), {"slurm": 3})
 

@@ -146,7 +146,7 @@ def test_training_in_a_moved_run_is_written_there_while_its_agent_lingers(
     assert not old.exists()
     assert saved(new) == [1, 2, 3]
     assert one_host.agent().run == str(new)
-    wait_until(lambda: events(new, "committed")[-1]["step"] == 3)
+    wait_until(lambda: [e["step"] for e in events(new, "committed")][-1:] == [3])
     assert resumed(new) == 4
     assert_sound(new)
 

@@ -18,7 +18,7 @@ from holdfast import errors
 from holdfast.engine.reading.metadata import CheckpointMetadata
 from tests.attempts import folder_of
 from tests.format.stranger import read_checkpoint
-from tests.hosts import Host, events, expire_leases, wait_until
+from tests.hosts import Host, await_events, events, expire_leases, wait_until
 from tests.manifests import manifests
 from tests.ports import free_address
 from tests.trainer.frameworks import FRAMEWORKS
@@ -66,7 +66,8 @@ def test_two_processes_make_one_checkpoint_and_both_come_back(
     assert max(sizes) - min(sizes) <= 48 * 50 * 4
     again = results(start_job(one_host, run, 2, framework=framework, steps=4, interval=4))
     assert [(r["start"], r["right"]) for r in again] == [(9, True)] * 2
-    assert {tier for e in events(run, "restored") for tier in e["sources"]} == {"ram"}
+    restored = await_events(run, "restored", count=2)
+    assert {tier for e in restored for tier in e["sources"]} == {"ram"}
 
 
 def test_ranks_that_save_the_states_of_different_objects_are_told_and_nothing_is_committed(
@@ -151,9 +152,10 @@ def test_continuous_targets_are_met_by_all_ranks_at_one_step(
     job[0].terminate()
     found = results(job)
     saved = [set(r["saved"]) for r in found]
-    complete = {e["step"] for e in events(run, "committed")}
+    steps = found[0]["steps"]
+    complete = {e["step"] for e in await_events(run, "committed", count=len(steps))}
     assert complete <= saved[0] & saved[1]
-    assert complete == set(found[0]["steps"])
+    assert complete == set(steps)
 
 
 @FRAMEWORKS

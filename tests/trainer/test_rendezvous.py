@@ -29,7 +29,8 @@ from tests.trainer.ranks import MemoryWords, RankOf, jax_words, rank_of, ranks, 
 from tests.trust.in_process import StepClock
 
 SECS = 240.0
-SHORT_SECS = 0.3
+SHORT_SECS = 1.0
+"""How long ranks are missed in tests; on a busy machine all that come have to come within it."""
 
 
 @pytest.fixture(params=["jax", "memory"])

@@ -65,7 +65,7 @@ def test_continuous_checkpoints_are_committed_in_their_order_each_with_its_time(
             return saved >= 8
 
         wait_until(has_saved_eight)
-    story = events(run, "sealed", "committed")
+    story = await_events(run, "sealed", "committed", count=2 * saved)
     sealed = [e["step"] for e in story if e["event"] == "sealed"]
     committed = {e["step"]: e["secs"] for e in story if e["event"] == "committed"}
     assert sealed == [*committed]
@@ -195,10 +195,10 @@ def test_without_a_ram_tier_the_run_checkpoints_straight_to_disk(
         assert manager.last_restore is not None
         assert set(manager.last_restore.sources) == {"durable"}
         assert one_host.agent().ram_bytes == 0
-    assert {e["tier"] for e in events(run, "sealed")} == {"durable"}
+    assert {e["tier"] for e in await_events(run, "sealed", count=5)} == {"durable"}
     # The trainer has written the bytes; the agent, which commits, does not know for how long.
-    assert {e["secs"] for e in events(run, "committed")} == {None}
-    took_secs = [e["secs"] for e in events(run, "part_saved")]
+    assert {e["secs"] for e in await_events(run, "committed", count=5)} == {None}
+    took_secs = [e["secs"] for e in await_events(run, "part_saved", count=5)]
     assert report_run("run", EventReader(run).read()).tiers["durable"].secs == statistics.median(
         took_secs
     )
@@ -229,7 +229,7 @@ def test_a_tmpfs_that_is_too_small_sends_the_run_straight_to_disk_and_says_so_on
         assert manager.restore()["n"] == 3
     assert caplog.text.count("no RAM for checkpoints") == 1
     assert len(await_events(run, "ram_unavailable", count=1)) == 1
-    assert {e["tier"] for e in events(run, "sealed")} == {"durable"}
+    assert {e["tier"] for e in await_events(run, "sealed", count=4)} == {"durable"}
 
 
 def test_a_save_for_ram_alone_that_finds_no_room_is_not_said_to_go_to_disk(
@@ -274,7 +274,7 @@ def test_a_tmpfs_that_fills_up_between_saves_is_no_end_and_room_is_used_again(
         manager.save(3, small)
         manager.wait_until_finished()
         assert manager.latest_step() == 3
-    tiers = [e["tier"] for e in events(run, "sealed")]
+    tiers = [e["tier"] for e in await_events(run, "sealed", count=4)]
     assert tiers[0] == tiers[3] == "ram"
     assert "durable" in tiers
 

@@ -28,7 +28,7 @@ from holdfast.errors import (
 from holdfast.policy.save_decision_policy import ContinuousCheckpointingPolicy
 from holdfast.trainer.opening.opening import open_run
 from holdfast.trainer.ranks.rendezvous import Rendezvous
-from tests.hosts import Host, events, host, wait_until
+from tests.hosts import Host, await_events, host, wait_until
 from tests.said import Said
 from tests.trainer import two_tier_trainer
 from tests.trainer.job import check_went_on, lose, run_job, sources, start_job
@@ -218,7 +218,7 @@ def test_each_host_uploads_its_own_parts_and_new_hosts_go_on_from_them(
     job = start_job(two_hosts, run, steps=9, interval=4, remote=str(remote))
     job.results()
     wait_until(lambda: steps_in(remote)[-1:] == [8])
-    uploaded = events(run, "uploaded")
+    uploaded = await_events(run, "uploaded", count=1)
     assert {event["hosts"] for event in uploaded} == {2}
     assert main(["verify", str(remote)]) == 0
     lose(*two_hosts)

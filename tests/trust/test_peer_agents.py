@@ -27,7 +27,7 @@ from holdfast.peers.config import LOOPBACK, PeerConfig
 from holdfast.peers.tls import PeerTls
 from tests.engine.making import Made, random_array
 from tests.engine.stores import ram
-from tests.hosts import Host, events, host, is_running, wait_until
+from tests.hosts import Host, await_events, host, is_running, wait_until
 from tests.peers import RUN, TOKEN, Authority, reaching
 
 
@@ -122,7 +122,7 @@ def test_an_agent_that_cannot_serve_says_so_and_lives(rig: Rig) -> None:
     with socket.create_server((LOOPBACK, 0)) as taken:
         status = rig.start(port=taken.getsockname()[1])
     assert status.peer_address is None
-    (told,) = events(rig.run, "peers_unavailable")
+    (told,) = await_events(rig.run, "peers_unavailable", count=1)
     assert "choose another" in told["reason"]
 
 
@@ -130,7 +130,7 @@ def test_an_agent_that_cannot_serve_says_so_and_lives(rig: Rig) -> None:
 def test_a_token_that_others_may_read_is_not_used(rig: Rig, mode: int) -> None:
     rig.token_file.chmod(mode)
     assert rig.start(address=LOOPBACK).peer_address is None
-    (told,) = events(rig.run, "peers_unavailable")
+    (told,) = await_events(rig.run, "peers_unavailable", count=1)
     assert "chmod" in told["reason"]
     assert TOKEN not in told["reason"]
 

@@ -19,7 +19,7 @@ import pytest
 
 from holdfast.host.wire.agent_directory import RAM, WORDS
 from holdfast.local_agent.place import LOCK, SOCKET
-from tests.hosts import is_running
+from tests.hosts import is_running, wait_until
 from tests.manifests import manifest_path
 from tests.trust.figures import tell
 from tests.trust.in_process import RUN_ID
@@ -241,8 +241,9 @@ def events_that_are_links_are_not_written_through(two: Users) -> None:
         two.make_link(events / f"{HOST}-{series}.000000001.jsonl", precious, STRANGER)
     said = two.trainer("save", two.run)
     assert said["told"] == "committed", said
+    log = events / f"agent-{HOST}.log"
+    wait_until(lambda: "events: cannot write" in log.read_text())
     assert precious.read_text() == "precious\n"
-    assert "events: cannot write" in (events / f"agent-{HOST}.log").read_text()
 
 
 @way("name", "events", is_quick=False)
