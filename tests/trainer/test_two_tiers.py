@@ -224,4 +224,5 @@ def test_each_host_uploads_its_own_parts_and_new_hosts_go_on_from_them(
     lose(*two_hosts)
     shutil.rmtree(run)
     check_went_on(run_job(two_hosts, run, steps=1, interval=4, remote=str(remote)), 8)
+    await_events(run, "restored", count=2)
     assert sources(run).keys() == {"remote"}
