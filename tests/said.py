@@ -29,21 +29,18 @@ class Said:
 
     def _read(self) -> None:
         assert self.process.stdout is not None
-        # Of a process that a test leaves to its host the pipe may be closed meanwhile.
-        with contextlib.suppress(ValueError):
-            for text in self.process.stdout:
-                # Of a process that was killed the last line may be cut short.
-                with contextlib.suppress(json.JSONDecodeError), self._said:
-                    self.lines.append(json.loads(text))
-                    self._said.notify_all()
+        for text in self.process.stdout:
+            # Of a process that was killed the last line may be cut short.
+            with contextlib.suppress(json.JSONDecodeError), self._said:
+                self.lines.append(json.loads(text))
+                self._said.notify_all()
         with self._said:
             self._said.notify_all()
 
     def _read_errors(self) -> None:
         # A pipe that nobody reads would stop a process that says much.
         assert self.process.stderr is not None
-        with contextlib.suppress(ValueError):
-            self.errors.extend(self.process.stderr)
+        self.errors.extend(self.process.stderr)
 
     def said(self, name: str) -> list[dict]:
         """Its lines with that member."""

@@ -81,7 +81,7 @@ def test_what_a_killed_agent_has_not_uploaded_the_next_one_of_its_host_uploads(
 ) -> None:
     train(url, 1)
     store = open_durable(url, SystemClock())
-    # A thread of the agent writes them.
+    # The agent writes its events after the save is finished.
     wait_until(lambda: [step for _, step in committed(url)] == [1])
     one_host.kill_agent()
     assert list(store.list(EVENTS)) == []

@@ -333,7 +333,7 @@ def test_an_attempt_whose_agent_was_killed_saves_on_with_another_agent(
     with manager(tmp_path / "run") as saving:
         for step in range(10):
             if step in (3, 6):
-                # A thread of the agent writes it.
+                # The agent writes its events after it has started.
                 await_events(tmp_path / "run", "agent_started", count=step // 3)
                 one_host.kill_agent()
             # Forced, it waits for the new agent also on a machine that starts one slowly.

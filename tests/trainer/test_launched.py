@@ -14,8 +14,6 @@ import pytest
 
 import holdfast
 from holdfast.errors import InvalidArgumentError
-from holdfast.observe.events.reader import read_events
-from holdfast.observe.events.schema import ManagerOpened
 from holdfast.store.files.mounts import MEMORY_FILE_SYSTEMS, file_system_type
 from holdfast.trainer.process.preemption import PreemptionSignals
 from tests.hosts import Host, await_events, host
@@ -38,7 +36,9 @@ def test_the_second_rank_that_opens_a_run_alone_is_told_what_to_call(
     first = task(one_host, 0, tmp_path / "run", "stay")
     first.await_line("opened")
     with host() as other:
-        refused = task(one_host if is_same_host else other, 1, tmp_path / "run").await_line("error")
+        second = task(one_host if is_same_host else other, 1, tmp_path / "run")
+        refused = second.await_line("error")
+        second.wait()
     assert refused["error"] == "RunBusyError"
     message = refused["message"]
     assert one_host.name in message
@@ -47,7 +47,7 @@ def test_the_second_rank_that_opens_a_run_alone_is_told_what_to_call(
     assert "jax.distributed.initialize() or torch.distributed.init_process_group()" in message
     assert "a directory of its own" in message
     assert "takeover" not in message
-    first.process.kill()
+    first.kill()
 
 
 def test_ranks_that_do_not_know_each_other_do_not_fence_each_other(
@@ -62,8 +62,10 @@ def test_ranks_that_do_not_know_each_other_do_not_fence_each_other(
         assert "started by Slurm (job 12) as rank 1 of 2" in refused["message"]
         again.finish()
         assert "takeover=True is not used" in "".join(again.errors)
-        assert task(other, 0, tmp_path / "run", "takeover").await_line("opened")
-    first.process.kill()
+        took_over = task(other, 0, tmp_path / "run", "takeover")
+        assert took_over.await_line("opened")
+        took_over.kill()
+    first.kill()
 
 
 def test_the_trainings_of_a_sweep_have_a_run_each_and_record_their_launcher(
@@ -75,9 +77,8 @@ def test_the_trainings_of_a_sweep_have_a_run_each_and_record_their_launcher(
         assert said.together() == {"opened": True}
         line = f"started by Slurm (job 12) as rank {rank} of 2, and the framework has 1"
         assert line in "".join(said.errors)
-        await_events(tmp_path / str(rank), "manager_opened", count=1)
-        (opened,) = read_events(tmp_path / str(rank), ManagerOpened)
-        assert (opened.launchers, opened.restarts) == (("slurm",), {"slurm": 3})
+        (opened,) = await_events(tmp_path / str(rank), "manager_opened", count=1)
+        assert (opened["launchers"], opened["restarts"]) == (["slurm"], {"slurm": 3})
 
 
 def test_launchers_that_contradict_each_other_open_nothing(

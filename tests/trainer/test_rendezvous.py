@@ -30,7 +30,7 @@ from tests.trust.in_process import StepClock
 
 SECS = 240.0
 SHORT_SECS = 1.0
-"""How long ranks are missed in tests; on a busy machine all that come have to come within it."""
+"""How long a decision waits for ranks that never join; all others have to join within it."""
 
 
 @pytest.fixture(params=["jax", "memory"])
