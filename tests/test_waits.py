@@ -7,7 +7,8 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from types import FrameType
 from typing import Any
@@ -16,6 +17,7 @@ import pytest
 
 from holdfast import waits
 from holdfast.clock import SystemClock
+from holdfast.conditions import Condition
 from holdfast.errors import WaitInterruptedError
 
 
@@ -135,6 +137,61 @@ def test_a_signal_ends_requests_of_the_call_in_its_thread_and_in_its_pools() -> 
     finally:
         going_on.set()
         looking.join()
+
+
+@pytest.mark.parametrize("form", ["of a condition", "of a future", "of a pool", "of a clock"])
+def test_ctrl_c_that_another_thread_receives_ends_a_wait_of_the_main_thread(form: str) -> None:
+    has_ended = threading.Event()
+    changed = Condition()
+
+    def of_a_condition() -> None:
+        with changed:
+            waits.wait_for(changed, has_ended.is_set, None)
+
+    def of_a_pool() -> None:
+        with waits.thread_pool(1, "reading") as pool:
+            waits.results(pool, lambda _: waits.interruptible(has_ended.wait, print, 240), [0])
+
+    forms: dict[str, Callable[[], object]] = {
+        "of a condition": of_a_condition,
+        "of a future": lambda: waits.result(Future[None](), 240),
+        "of a pool": of_a_pool,
+        "of a clock": lambda: waits.sleep(SystemClock(), 240),
+    }
+
+    def press() -> None:
+        time.sleep(0.5)
+        signal.pthread_kill(threading.get_ident(), signal.SIGINT)
+
+    pressing = threading.Thread(target=press)
+    began = time.monotonic()
+    pressing.start()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            forms[form]()
+        assert time.monotonic() - began < 60
+    finally:
+        has_ended.set()
+        pressing.join()
+
+
+def test_of_results_that_one_call_lacks_no_further_call_is_made() -> None:
+    made, going_on = list[int](), threading.Event()
+
+    def call(number: int) -> None:
+        made.append(number)
+        if number == 1:
+            raise OSError("of 1")
+        if number == 2:
+            going_on.wait(240)
+
+    with waits.thread_pool(1, "reading") as pool:
+        with pytest.raises(OSError, match="of 1"):
+            waits.results(pool, call, range(1000))
+        going_on.set()
+    assert made in ([0, 1], [0, 1, 2])
+    with waits.thread_pool(4, "reading") as pool:
+        assert waits.results(pool, abs, range(-9, 0)) == [*range(9, 0, -1)]
 
 
 def test_a_call_in_a_thread_of_the_program_is_made_there() -> None:

@@ -13,6 +13,10 @@ Invariants:
 
 Assumes that no wait on such a thread lasts much longer than `POLL_SECS` without `check`.
 
+Python's signal handlers run in the main thread alone, between two operations. A signal that another
+thread receives, or that arrives just before the main thread blocks, ends no wait there, so that the
+waits of the main thread have slices of `POLL_SECS` too, whether or not such a call is under way.
+
 Some calls of other libraries notice no signal before they return, such as a request to a service
 that does not answer. `interruptible` makes them on a thread of its own, so that a Ctrl-C, and a
 signal that ends the waits of the call, end the wait for them in the main thread, and with it in the
@@ -26,7 +30,7 @@ import math
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -44,6 +48,7 @@ POLL_SECS = 0.25
 
 _CONTEXTLIB = vars(contextlib)
 
+A = TypeVar("A")
 T = TypeVar("T")
 
 
@@ -160,7 +165,8 @@ def check() -> None:
 
 def slice_secs(secs: float) -> float:
     """Return how long to wait until the next `check`, of a wait of `secs` seconds."""
-    return min(secs, POLL_SECS) if _current() is not None else secs
+    is_main = threading.current_thread() is threading.main_thread()
+    return min(secs, POLL_SECS) if is_main or _current() is not None else secs
 
 
 def wait_for(changed: Condition, is_over: Callable[[], bool], secs: float | None) -> bool:
@@ -201,6 +207,24 @@ def result(future: Future[T], secs: float = math.inf) -> T:
             raise TimeoutError
         check()
     return future.result()
+
+
+def results(
+    pool: ThreadPoolExecutor, call: Callable[[A], T], arguments: Iterable[A]
+) -> Sequence[T]:
+    """Return the result of the call for each of its arguments, which the pool makes.
+
+    If one raises, or the wait for it ends, those that have not begun are not made.
+
+    Raises:
+        WaitInterruptedError: As `check`.
+    """
+    jobs = [pool.submit(call, argument) for argument in arguments]
+    try:
+        return [result(job) for job in jobs]
+    finally:
+        for job in jobs:
+            job.cancel()
 
 
 def sleep(clock: Clock, secs: float) -> None:
@@ -288,7 +312,6 @@ def interruptible(call: Callable[[], T], on_slow: Callable[[], None], slow_secs:
         return call()
     future = begin_call(call)
     slow_at_secs = SystemClock.monotonic() + slow_secs
-    # In slices: a signal that another thread has received interrupts no wait of the main thread.
     while not wait([future], POLL_SECS)[0]:
         if is_left is not None and is_left.is_set():
             raise WaitInterruptedError("a request was abandoned after an interruption")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import socket
 import subprocess
@@ -60,14 +59,17 @@ def interrupted(
     number: signal.Signals = signal.SIGINT,
     error: type[BaseException] = KeyboardInterrupt,
 ) -> float:
-    """Send a signal once the service is silent; return after how many seconds the call ended."""
+    """Send a signal once the service is silent; return after how many seconds the call ended.
+
+    Another thread receives it, which interrupts no system call of the main one.
+    """
     pressed_at: list[float] = []
 
     def press() -> None:
         while not is_silent():
             time.sleep(0.01)
         pressed_at.append(time.monotonic())
-        os.kill(os.getpid(), number)
+        signal.pthread_kill(threading.get_ident(), number)
 
     pressing = threading.Thread(target=press)
     pressing.start()

@@ -279,7 +279,7 @@ def read_each(
     if thread_count <= 1:
         return [read(key) for key in keys]
     with waits.thread_pool(thread_count, "holdfast-get") as pool:
-        return [*pool.map(read, keys)]
+        return waits.results(pool, read, keys)
 
 
 def check_key(key: str) -> str:

@@ -310,7 +310,7 @@ def _copy_parts(sources: CheckpointSources, target: Store, progress: Progress) -
         jobs = [pool.submit(copy, copies) for copies in sources.parts]
         try:
             for job in jobs:
-                progress(sources.id.step, job.result())
+                progress(sources.id.step, waits.result(job))
         finally:
             for job in jobs:
                 job.cancel()

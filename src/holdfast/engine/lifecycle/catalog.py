@@ -125,7 +125,7 @@ def list_stores(
     for store in peers:
         tiers[store.name] = {}
         try:
-            tiers[store.name] = listings[store.name].result()
+            tiers[store.name] = waits.result(listings[store.name])
         except StorageError as error:
             passed_over.append(str(error))
         except CancelledError:

@@ -373,7 +373,7 @@ class BucketStore(Store):
             return self._tried(lambda: self._bucket.create(name, b"%d" % number))
 
         with removed_after(self, key), waits.thread_pool(CREATORS, "holdfast-probe") as pool:
-            winners = sum(pool.map(create, range(CREATORS)))
+            winners = sum(waits.results(pool, create, range(CREATORS)))
         if winners > 1:
             raise StorageRefusedError(
                 f"open {self.home}: expected a service where one of {CREATORS} concurrent creators "
