@@ -181,15 +181,31 @@ def test_randomness_without_a_seed_is_told_from_a_bad_restart(
     assert "numpy.random.seed(0)" in proof["causes"][0]["cure"]
 
 
-def test_an_interrupted_proof_leaves_no_process_behind(shared_host: Host, tmp_path: Path) -> None:
+NOT_OPEN = """
+import os, signal, time, holdfast.trainer.parts as parts
+signal.signal(signal.SIGINT, lambda number, frame: os._exit(1))
+join = parts.AgentSession
+parts.AgentSession = lambda *given: (join(*given), time.sleep(600))
+"""
+"""A process that joins its agent, and ends at once before its opening is complete."""
+
+
+@pytest.mark.parametrize("begin", ["", NOT_OPEN], ids=["training", "opening"])
+def test_an_interrupted_proof_leaves_no_process_behind(
+    shared_host: Host, tmp_path: Path, begin: str
+) -> None:
     body = SAVING.format(run="r", state={"w": 1}, steps=10**9)
-    path = program(tmp_path, body)
+    path = program(tmp_path, begin + body)
     command = ["prove", "--directory", tmp_path / "proof", "--", sys.executable, path]
     process = shared_host.start("-c", INTERRUPTIBLE, *command, stem="commands")
     openings = tmp_path / "proof" / "uninterrupted" / "openings-0.jsonl"
-    wait_until(openings.exists)
+    wait_until(lambda: openings.exists() and openings.read_text() != "")
     (opening,) = map(json.loads, openings.read_text().splitlines())
-    wait_until(lambda: any(agent.trainers for agent in shared_host.agents()))
+    wait_until(
+        lambda: any(
+            agent.trainers and agent.run == opening["directory"] for agent in shared_host.agents()
+        )
+    )
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=240)
     assert (process.returncode, err.splitlines()[-1]) == (130, "interrupted"), err

@@ -13,7 +13,7 @@ import math
 import os
 import shutil
 import signal
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import Enum
@@ -28,10 +28,10 @@ from holdfast.environment import PROOF_VARIABLE, RESTART_VARIABLE
 from holdfast.errors import HoldfastError
 from holdfast.format.json_codec import decode
 from holdfast.host.wire.agent_directory import agent_folders
-from holdfast.host.wire.agents_here import status_of
-from holdfast.local_agent.client import AgentGoneError
+from holdfast.host.wire.config import AgentConfig
+from holdfast.host.wire.launch import MODULE
 from holdfast.local_agent.place import locked_place, replace_file
-from holdfast.store.location import open_durable
+from holdfast.store.location import RunLocation, open_durable
 from holdfast.supervise.agents import AgentOfRun
 from holdfast.supervise.command import Child, Signals, Starts, kill_left, send
 from holdfast.supervise.drain import drain
@@ -174,8 +174,7 @@ class ProgramRunner:
                 self._run_to_end(execution.starts(log.fileno()), run, list(kills))
             self._drain(started)
         finally:
-            for agent in self._agents:
-                end_agents(agent.run_id, agent.host)
+            end_agents(folder, self._agents)
             self._agents.clear()
         return run
 
@@ -235,7 +234,7 @@ class ProgramRunner:
         finally:
             opened = reported_openings(reports)
             for one in opened:
-                self._agents.add(AgentOfRun(run=one.run, run_id=one.run_id, host=one.host))
+                self._agents.add(_agent_of(one))
         child.end_rest(self._execution.clock)
         kill_left({report.pid for report in opened}, PROOF_VARIABLE, str(run.folder))
         has_finished = any(end.is_finished for end in reported_ends(reports))
@@ -283,7 +282,7 @@ class ProgramRunner:
             opened = reported_openings(reports)
             opened_count = len(opened)
             self._put_order(run.folder, pending)
-            _carry_out(kill, stop, child, opened)
+            _carry_out(kill, stop, child, run.folder, opened)
             stopped.unlink(missing_ok=True)
             until_secs, moved_secs = clock.monotonic() + GRACE_SECS, clock.monotonic()
         return code, opened_count
@@ -303,7 +302,9 @@ def _kill(child: Child) -> None:
         pass
 
 
-def _carry_out(kill: Kill, stop: ProofStop, child: Child, opened: Sequence[TrainerOpened]) -> None:
+def _carry_out(
+    kill: Kill, stop: ProofStop, child: Child, folder: Path, opened: Sequence[TrainerOpened]
+) -> None:
     """Do to the program what was chosen, while one of its processes waits."""
     match kill.kind:
         case KillKind.SIGTERM:
@@ -313,11 +314,15 @@ def _carry_out(kill: Kill, stop: ProofStop, child: Child, opened: Sequence[Train
                 os.kill(stop.pid, signal.SIGKILL)
         case KillKind.HOST:
             # Stopped agents do not write on while the processes that they would report end.
-            for run, run_id, host in {(one.run, one.run_id, one.host) for one in opened}:
-                end_agents(run_id, host, lambda: _kill_all(child, opened))
+            end_agents(folder, map(_agent_of, opened), lambda: _kill_all(child, opened))
+            for run, run_id in {(one.run, one.run_id) for one in opened}:
                 # A host of the same name comes back, whose start need not wait for the old one's.
                 durable = open_durable(run, SystemClock())
                 Leases(durable.fleeting, run_id).remove_before(ATTEMPT_MAX)
+
+
+def _agent_of(opened: TrainerOpened) -> AgentOfRun:
+    return AgentOfRun(run=opened.run, run_id=opened.run_id, host=opened.host)
 
 
 def _kill_all(child: Child, opened: Sequence[TrainerOpened]) -> None:
@@ -327,25 +332,47 @@ def _kill_all(child: Child, opened: Sequence[TrainerOpened]) -> None:
             os.kill(one.pid, signal.SIGKILL)
 
 
-def end_agents(run_id: str, host: str, meanwhile: Callable[[], None] = lambda: None) -> None:
-    """Kill a run's agent on this host, and remove what it has in RAM.
+def end_agents(
+    folder: Path, opened: Iterable[AgentOfRun], meanwhile: Callable[[], None] = lambda: None
+) -> None:
+    """Kill the agents of a program's run, and remove what they have in RAM.
+
+    They are found by the directories of their runs: also the agent of a process that was ended
+    before its opening was complete.
 
     Args:
-        run_id: the run.
-        host: the host, as its agent names it.
-        meanwhile: called while the agent is stopped, before it is killed.
+        folder: the folder of the program's run.
+        opened: the agents of complete openings, which may have ended.
+        meanwhile: called while the agents are stopped, before they are killed.
     """
-    folders = agent_folders(run_id, host)
-    pids = []
-    for folder in folders:
-        with contextlib.suppress(AgentGoneError, HoldfastError, ProcessLookupError):
-            pids.append(status_of(folder).pid)
-            os.kill(pids[-1], signal.SIGSTOP)
+    places = {place for one in opened for place in agent_folders(one.run_id, one.host)}
+    stopped = set[psutil.Process]()
+    # Until there is no other one: an agent that starts forks once.
+    while new := {
+        process: place for process, place in _agents_in(folder) if process not in stopped
+    }:
+        for process in new:
+            with contextlib.suppress(psutil.Error):
+                process.suspend()
+        stopped |= new.keys()
+        places |= set(new.values())
     meanwhile()
-    for pid in pids:
+    for process in stopped:
         with contextlib.suppress(psutil.Error):
-            process = psutil.Process(pid)
             process.kill()
-            process.wait(GRACE_SECS)
-    for folder in folders:
-        shutil.rmtree(folder, ignore_errors=True)
+    psutil.wait_procs(stopped, GRACE_SECS)
+    for place in places:
+        shutil.rmtree(place, ignore_errors=True)
+
+
+def _agents_in(folder: Path) -> Iterator[tuple[psutil.Process, Path]]:
+    """Yield the processes of the agents of all runs in a folder, with their own folders in RAM."""
+    runs = RunLocation.parse(folder).text
+    for process in psutil.process_iter():
+        # One of another version may have another configuration.
+        with contextlib.suppress(psutil.Error, msgspec.DecodeError):
+            command = process.cmdline()
+            if command[1:-1] == ["-m", MODULE]:
+                config = decode(os.fsencode(command[-1]), AgentConfig)
+                if config.run.startswith(f"{runs}/"):
+                    yield process, Path(config.folder)

@@ -17,6 +17,8 @@ from holdfast.local_agent.launch import START_SECS, AgentStart, await_agent, spa
 from holdfast.local_agent.place import make_private, make_root
 from holdfast.store.location import RunLocation
 
+MODULE = "holdfast.host"
+"""What an agent's process runs, with its configuration as the only argument."""
 BUCKET_START_SECS = 960.0
 """An agent reads its run before it answers, and repeats requests to a bucket for 15 minutes."""
 OWN_FILES_SIZE_BYTES = 64 * 1024 + 16 * SEAT_COUNT
@@ -114,7 +116,7 @@ def _start(config: AgentConfig) -> AgentStart:
     folder, reason = _choose_folder(config)
     try:
         placed = msgspec.structs.replace(config, folder=str(folder))
-        process = spawn(folder, "holdfast.host", msgspec.json.encode(placed).decode())
+        process = spawn(folder, MODULE, msgspec.json.encode(placed).decode())
     except FileNotFoundError:
         process = None
     return AgentStart(folder, reason, process)
