@@ -141,7 +141,7 @@ def test_a_signal_ends_requests_of_the_call_in_its_thread_and_in_its_pools() -> 
 
 @pytest.mark.parametrize("form", ["of a condition", "of a future", "of a pool", "of a clock"])
 def test_ctrl_c_that_another_thread_receives_ends_a_wait_of_the_main_thread(form: str) -> None:
-    has_ended = threading.Event()
+    begun, has_ended = threading.Event(), threading.Event()
     changed = Condition()
 
     def of_a_condition() -> None:
@@ -159,7 +159,13 @@ def test_ctrl_c_that_another_thread_receives_ends_a_wait_of_the_main_thread(form
         "of a clock": lambda: waits.sleep(SystemClock(), 240),
     }
 
+    def block() -> None:
+        begun.set()
+        forms[form]()
+
     def press() -> None:
+        begun.wait()
+        # Until the main thread has blocked, most of the time; it is interrupted in any case.
         time.sleep(0.5)
         signal.pthread_kill(threading.get_ident(), signal.SIGINT)
 
@@ -168,7 +174,7 @@ def test_ctrl_c_that_another_thread_receives_ends_a_wait_of_the_main_thread(form
     pressing.start()
     try:
         with pytest.raises(KeyboardInterrupt):
-            forms[form]()
+            block()
         assert time.monotonic() - began < 60
     finally:
         has_ended.set()

@@ -30,13 +30,13 @@ import math
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from inspect import CO_GENERATOR
 from types import FrameType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from holdfast.clock import Clock, SystemClock
 from holdfast.conditions import Condition
@@ -164,7 +164,7 @@ def check() -> None:
 
 
 def slice_secs(secs: float) -> float:
-    """Return how long to wait until the next `check`, of a wait of `secs` seconds."""
+    """Return how long to wait at most, of `secs` seconds, until signals are looked for again."""
     is_main = threading.current_thread() is threading.main_thread()
     return min(secs, POLL_SECS) if is_main or _current() is not None else secs
 
@@ -191,6 +191,24 @@ def wait_for(changed: Condition, is_over: Callable[[], bool], secs: float | None
         check()
 
 
+def await_all(futures: Collection[Future[Any]], secs: float = math.inf) -> bool:
+    """Wait until all futures are done, for at most `secs`, and return whether they are.
+
+    Raises:
+        WaitInterruptedError: As `check`.
+    """
+    until_secs = SystemClock.monotonic() + secs
+    while True:
+        left_secs = until_secs - SystemClock.monotonic()
+        part_secs = slice_secs(left_secs)
+        _, waiting = wait(futures, None if part_secs == math.inf else max(part_secs, 0.0))
+        if not waiting:
+            return True
+        if part_secs >= left_secs:
+            return False
+        check()
+
+
 def result(future: Future[T], secs: float = math.inf) -> T:
     """Return the result of a future, which is awaited for at most `secs`.
 
@@ -198,14 +216,8 @@ def result(future: Future[T], secs: float = math.inf) -> T:
         TimeoutError: It has none yet.
         WaitInterruptedError: As `check`.
     """
-    until_secs = SystemClock.monotonic() + secs
-    while not future.done():
-        left_secs = until_secs - SystemClock.monotonic()
-        part_secs = slice_secs(left_secs)
-        done, _ = wait([future], None if part_secs == math.inf else max(part_secs, 0.0))
-        if not done and part_secs >= left_secs:
-            raise TimeoutError
-        check()
+    if not await_all([future], secs):
+        raise TimeoutError
     return future.result()
 
 

@@ -8,7 +8,7 @@ See docs/decisions/0029.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import CancelledError, wait
+from concurrent.futures import CancelledError
 from dataclasses import dataclass, field
 
 from holdfast import waits
@@ -117,7 +117,7 @@ def list_stores(
         listings = {store.name: pool.submit(list_checkpoints, store) for store in peers}
         try:
             tiers = {s.name: list_checkpoints(s) for s in stores if s not in peers}
-            wait(listings.values(), peers_secs)
+            waits.await_all(listings.values(), peers_secs)
         finally:
             # Cancels queued requests; running ones end by their own timeouts.
             pool.shutdown(wait=False, cancel_futures=True)
