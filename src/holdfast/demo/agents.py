@@ -10,10 +10,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import psutil
-
 from holdfast.clock import Clock
 from holdfast.errors import AgentUnavailableError, HoldfastError, NotARunError
+from holdfast.host.wire.agent_processes import agent_processes
 from holdfast.host.wire.agents_here import agent_folders_here, status_of
 from holdfast.host.wire.protocol import AgentStatus
 from holdfast.local_agent.client import AgentGoneError
@@ -88,9 +87,10 @@ def stop_agents(run: str, clock: Clock) -> None:
             run_command("stop", run, "--timeout", str(_STOP_SECS_MAX))
     finally:
         # Also one that does not answer yet on a busy machine.
-        for agent in _processes(run_id):
-            agent.kill()
-            agent.wait(_KILL_SECS_MAX)
+        for agent, config in agent_processes():
+            if config.run_id == run_id:
+                agent.kill()
+                agent.wait(_KILL_SECS_MAX)
         for folder in list(agent_folders_here(run_id)):
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -101,16 +101,6 @@ def _answering(run_id: str) -> list[AgentStatus]:
         with contextlib.suppress(AgentGoneError):
             agents.append(status_of(folder))
     return agents
-
-
-def _processes(run_id: str) -> list[psutil.Process]:
-    """Return the agents' processes, by the run's id in their arguments."""
-    found = []
-    for process in psutil.process_iter(["cmdline"]):
-        words = process.info["cmdline"] or []
-        if "holdfast.host" in words and any(run_id in word for word in words):
-            found.append(process)
-    return found
 
 
 def run_command(*arguments: str) -> str:

@@ -13,7 +13,7 @@ import math
 import os
 import shutil
 import signal
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import Enum
@@ -28,8 +28,7 @@ from holdfast.environment import PROOF_VARIABLE, RESTART_VARIABLE
 from holdfast.errors import HoldfastError
 from holdfast.format.json_codec import decode
 from holdfast.host.wire.agent_directory import agent_folders
-from holdfast.host.wire.config import AgentConfig
-from holdfast.host.wire.launch import MODULE
+from holdfast.host.wire.agent_processes import agent_processes
 from holdfast.local_agent.place import locked_place, replace_file
 from holdfast.store.location import RunLocation, open_durable
 from holdfast.supervise.agents import AgentOfRun
@@ -345,17 +344,20 @@ def end_agents(
         opened: the agents of complete openings, which may have ended.
         meanwhile: called while the agents are stopped, before they are killed.
     """
+    runs = f"{RunLocation.parse(folder).text}/"
     places = {place for one in opened for place in agent_folders(one.run_id, one.host)}
     stopped = set[psutil.Process]()
+    is_new = True
     # Until there is no other one: an agent that starts forks once.
-    while new := {
-        process: place for process, place in _agents_in(folder) if process not in stopped
-    }:
-        for process in new:
-            with contextlib.suppress(psutil.Error):
-                process.suspend()
-        stopped |= new.keys()
-        places |= set(new.values())
+    while is_new:
+        is_new = False
+        for process, config in agent_processes():
+            if config.run.startswith(runs) and process not in stopped:
+                is_new = True
+                stopped.add(process)
+                places.add(Path(config.folder))
+                with contextlib.suppress(psutil.Error):
+                    process.suspend()
     meanwhile()
     for process in stopped:
         with contextlib.suppress(psutil.Error):
@@ -363,16 +365,3 @@ def end_agents(
     psutil.wait_procs(stopped, GRACE_SECS)
     for place in places:
         shutil.rmtree(place, ignore_errors=True)
-
-
-def _agents_in(folder: Path) -> Iterator[tuple[psutil.Process, Path]]:
-    """Yield the processes of the agents of all runs in a folder, with their own folders in RAM."""
-    runs = RunLocation.parse(folder).text
-    for process in psutil.process_iter():
-        # One of another version may have another configuration.
-        with contextlib.suppress(psutil.Error, msgspec.DecodeError):
-            command = process.cmdline()
-            if command[1:-1] == ["-m", MODULE]:
-                config = decode(os.fsencode(command[-1]), AgentConfig)
-                if config.run.startswith(f"{runs}/"):
-                    yield process, Path(config.folder)
