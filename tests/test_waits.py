@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from types import FrameType
 from typing import Any
 
@@ -179,6 +179,18 @@ def test_ctrl_c_that_another_thread_receives_ends_a_wait_of_the_main_thread(form
     finally:
         has_ended.set()
         pressing.join()
+
+
+@pytest.mark.timeout(60)
+def test_a_future_that_was_cancelled_before_it_began_is_done() -> None:
+    cancelled, begun = Future[None](), Future[None]()
+    cancelled.cancel()
+    assert waits.await_all([cancelled])
+    assert not waits.await_all([cancelled, begun], 0.01)
+    with pytest.raises(CancelledError):
+        waits.result(cancelled)
+    with pytest.raises(TimeoutError):
+        waits.result(begun, 0.01)
 
 
 def test_of_results_that_one_call_lacks_no_further_call_is_made() -> None:

@@ -198,15 +198,15 @@ def await_all(futures: Collection[Future[Any]], secs: float = math.inf) -> bool:
         WaitInterruptedError: As `check`.
     """
     until_secs = SystemClock.monotonic() + secs
-    while True:
+    # `wait` alone never counts a future as done that was cancelled before it began.
+    while waiting := [future for future in futures if not future.done()]:
         left_secs = until_secs - SystemClock.monotonic()
-        part_secs = slice_secs(left_secs)
-        _, waiting = wait(futures, None if part_secs == math.inf else max(part_secs, 0.0))
-        if not waiting:
-            return True
-        if part_secs >= left_secs:
+        if left_secs <= 0:
             return False
-        check()
+        part_secs = slice_secs(left_secs)
+        if wait(waiting, None if part_secs == math.inf else part_secs).not_done:
+            check()
+    return True
 
 
 def result(future: Future[T], secs: float = math.inf) -> T:
