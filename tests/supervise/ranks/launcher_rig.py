@@ -10,6 +10,7 @@ from holdfast.clock import SystemClock
 from holdfast.format.json_codec import decode
 from holdfast.peers.config import listen
 from holdfast.supervise.command import spawn
+from holdfast.supervise.own_folder import own_folder
 from holdfast.supervise.ranks.launcher import Hosts, Launcher
 from holdfast.supervise.ranks.launcher_config import LauncherConfig
 
@@ -65,12 +66,14 @@ if __name__ == "__main__":
     hosts = Hosts(
         addresses=config.addresses, own=config.own, listener=listen(address, port, "listen")
     )
-    launcher = Launcher(
-        start,
-        config.settings,
-        lambda: Store,
-        SystemClock(),
-        lambda text: print(text, file=sys.stderr, flush=True),
-        hosts,
-    )
-    sys.exit(launcher.run())
+    with own_folder() as folder:
+        launcher = Launcher(
+            start,
+            config.settings,
+            lambda: Store,
+            SystemClock(),
+            lambda text: print(text, file=sys.stderr, flush=True),
+            folder,
+            hosts,
+        )
+        sys.exit(launcher.run())

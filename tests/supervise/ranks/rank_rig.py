@@ -30,6 +30,7 @@ from holdfast.adapt.torch import groups
 from holdfast.adapt.torch.groups import GroupStore
 from holdfast.clock import SystemClock
 from holdfast.peers.config import listen
+from holdfast.supervise.own_folder import own_folder
 from holdfast.supervise.ranks.launcher import Hosts, Launcher
 from holdfast.supervise.ranks.membership import Settings
 from tests.supervise.ranks.rank_plan import Fault, Plan
@@ -206,12 +207,14 @@ if __name__ == "__main__":
         hosts=max(1, len(PLAN.addresses)),
         spare_hosts=PLAN.spare_hosts,
     )
-    launcher = Launcher(
-        start_rank,
-        size,
-        lambda: GroupStore,
-        SystemClock(),
-        lambda text: print(text, file=sys.stderr, flush=True),
-        own_place(),
-    )
-    sys.exit(launcher.run())
+    with own_folder() as folder:
+        launcher = Launcher(
+            start_rank,
+            size,
+            lambda: GroupStore,
+            SystemClock(),
+            lambda text: print(text, file=sys.stderr, flush=True),
+            folder,
+            own_place(),
+        )
+        sys.exit(launcher.run())

@@ -13,6 +13,7 @@ import pytest
 
 from holdfast.clock import SystemClock
 from holdfast.supervise.command import spawn
+from holdfast.supervise.own_folder import own_folder
 from holdfast.supervise.ranks import launcher, leading
 from holdfast.supervise.ranks.launcher import ENDING, Launcher
 from holdfast.supervise.ranks.membership import START_SECS, Settings
@@ -95,7 +96,8 @@ def launched(
     def start(variables: Mapping[str, str], kept_fd: int) -> int:
         return spawn(words, os.environ | dict(variables), [kept_fd], group=None)
 
-    code = Launcher(start, settings, lambda: Store, SystemClock(), notes.append).run()
+    with own_folder() as folder:
+        code = Launcher(start, settings, lambda: Store, SystemClock(), notes.append, folder).run()
     assert Store.open_count == 0
     return code, notes
 

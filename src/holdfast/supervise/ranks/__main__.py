@@ -14,6 +14,7 @@ from holdfast.errors import HoldfastError, StorageError
 from holdfast.format.json_codec import decode
 from holdfast.peers.config import listen
 from holdfast.supervise.command import spawn
+from holdfast.supervise.own_folder import own_folder
 from holdfast.supervise.ranks.host_list import listening_address
 from holdfast.supervise.ranks.launcher import QUIET, Hosts, Launcher
 from holdfast.supervise.ranks.launcher_config import LauncherConfig
@@ -73,7 +74,10 @@ def main() -> int:
     except HoldfastError as error:
         _note(f"holdfast run: {error}")
         return 2
-    return Launcher(spawn_rank, config.settings, _load_stores, clock, _note, hosts).run()
+    with own_folder() as folder:
+        return Launcher(
+            spawn_rank, config.settings, _load_stores, clock, _note, folder, hosts
+        ).run()
 
 
 if __name__ == "__main__":

@@ -13,12 +13,11 @@ from __future__ import annotations
 import math
 import os
 import selectors
-import shutil
 import signal
 import socket
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from types import FrameType
 
 from holdfast.clock import Clock
@@ -133,6 +132,7 @@ class Launcher:
             processes are started, which import the same meanwhile.
         clock: The clock.
         note: Shows one line to the user.
+        folder: For the standby files of the processes.
         hosts: The hosts of the job; None: this one alone.
     """
 
@@ -143,6 +143,7 @@ class Launcher:
         load_stores: Callable[[], Callable[[str], Store]],
         clock: Clock,
         note: Callable[[str], None],
+        folder: Path,
         hosts: Hosts | None = None,
     ) -> None:
         self._settings = settings
@@ -155,7 +156,7 @@ class Launcher:
         """The decisions, if this launcher leads."""
         self._links: HostLinks | None = None
         self._selector = selectors.DefaultSelector()
-        self._folder = tempfile.mkdtemp(prefix="holdfast-ranks-")
+        self._folder = folder
         self._processes = Processes(
             spawn, self._variables(), self._selector, self._on_report, self._on_end
         )
@@ -191,7 +192,6 @@ class Launcher:
             self._end_all()
             if self._links is not None:
                 self._links.close()
-            shutil.rmtree(self._folder, ignore_errors=True)
         return self._end.exit_code
 
     @property
@@ -206,7 +206,7 @@ class Launcher:
 
     def _variables(self) -> dict[str, str]:
         """Return the variables that all processes have."""
-        variables = {STANDBY_VARIABLE: self._folder}
+        variables = {STANDBY_VARIABLE: str(self._folder)}
         if QUIET not in os.environ:
             # Each end of a generation's store would be a warning with C++'s stack, on every rank.
             variables[QUIET] = "ERROR"
