@@ -206,7 +206,8 @@ def told_alive(effects: list[ef.Effect]) -> list[Alive]:
     return [e.message for e in effects if isinstance(e, ef.Send) and isinstance(e.message, Alive)]
 
 
-def test_a_start_whose_record_stands_before_it_was_told_so_is_alive() -> None:
+def a_start() -> tuple[Node, ef.BeginAttempt]:
+    """Return a node of the one host of a run that has asked for its first attempt."""
     machine = Node(
         AgentIdentity(run="run", host="a", domain="a", incarnation=7, settings=Settings())
     )
@@ -215,7 +216,11 @@ def test_a_start_whose_record_stands_before_it_was_told_so_is_alive() -> None:
     listed = fa.DurableListed(
         newest_attempt=NO_ATTEMPT, leader="", limits={}, committed=frozenset(), parts={}
     )
-    asked = asked_for(machine.handle(listed, 0.2, NOTHING).effects)
+    return machine, asked_for(machine.handle(listed, 0.2, NOTHING).effects)
+
+
+def test_a_start_whose_record_stands_before_it_was_told_so_is_alive() -> None:
+    machine, asked = a_start()
     probe = fa.Received("b", Probe(run="run", attempt=asked.attempt, group="g2"))
     (told,) = told_alive(machine.handle(probe, 0.3, NOTHING).effects)
     assert (told.is_living, told.attempt, told.group) == (True, asked.attempt, "g2")
@@ -262,3 +267,18 @@ def test_hosts_are_asked_again_until_storage_says_whether_the_attempt_has_begun(
     assert not asked_hosts(
         machine.handle(fa.Tick(), now_secs + settings.gather_secs, NOTHING).effects
     )
+
+
+def test_a_host_alone_on_which_nothing_happens_looks_again_every_two_seconds() -> None:
+    machine, asked = a_start()
+    ready = machine.handle(fa.AttemptBegun(asked), 0.5, NOTHING)
+    now_secs, looks = 0.5, list[float]()
+    while now_secs < 100.0:
+        renewed = [e.attempt for e in ready.effects if isinstance(e, ef.RenewLease)]
+        now_secs = ready.next_at_secs if not renewed else now_secs + 0.001
+        item = fa.LeaseWritten(renewed[0]) if renewed else fa.Tick()
+        ready = machine.handle(item, now_secs, NOTHING)
+        looks += [now_secs] if not renewed else []
+    # Each costs an agent beside an idle trainer, or without one, about a millisecond. Its lease is
+    # renewed every five seconds.
+    assert len(looks) < 100 / 2 + 100 / 5 + 5

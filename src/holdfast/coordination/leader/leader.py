@@ -240,7 +240,7 @@ class Leader:
         """Do all work that is due, and send each host its orders if they have changed."""
         if self._begun_at_secs is None:
             self._begun_at_secs = turn.now_secs
-        if turn.now_secs >= self._check_at_secs():
+        if turn.now_secs >= self._next_check_secs(0.5):
             self._excuse_silence(turn.now_secs)
             self._checked_at_secs = turn.now_secs
             self._check_silent_hosts(turn)
@@ -288,11 +288,15 @@ class Leader:
 
     def _check_at_secs(self) -> float:
         """Return when to look again for silent hosts, and for checkpoints that nobody completes."""
+        # A host that leads itself alone is not silent; its reports are the occasion to look.
+        is_idle = len(self.census.views) == 1 and not any(entry.is_open for entry in self.table)
+        return self._next_check_secs(4.0 if is_idle else 0.5)
+
+    def _next_check_secs(self, heartbeats: float) -> float:
+        """Return when that many heartbeats have passed since the last look."""
         if self._checked_at_secs is None:
             return 0.0
-        # A host that leads itself alone is not silent.
-        is_idle = len(self.census.views) == 1 and not any(entry.is_open for entry in self.table)
-        return self._checked_at_secs + self._settings.heartbeat_secs * (2.0 if is_idle else 0.5)
+        return self._checked_at_secs + heartbeats * self._settings.heartbeat_secs
 
     def _ring(self) -> Ring:
         """Return the hosts that live; those that had ranks of this attempt receive replicas."""
