@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
-from holdfast.coordination.inputs import DurableListed, LeaseSeen, Listed
+from holdfast.coordination.inputs import DurableListed, Listed
+from holdfast.coordination.lease_seen import LeaseSeen
 from holdfast.coordination.settings import LEASE_SECS
 from holdfast.format.names import NO_ATTEMPT, AttemptId, CheckpointId
 from holdfast.format.records import AttemptRecord

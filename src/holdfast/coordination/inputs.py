@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from holdfast.coordination.effects import BeginAttempt
+from holdfast.coordination.lease_seen import LeaseSeen
 from holdfast.coordination.messages import NO_STEP, AnyMessage, TargetKind
 from holdfast.format.names import NO_ATTEMPT, AttemptId, CheckpointId
 
@@ -391,30 +392,6 @@ class LeaseWritten:
 
     attempt: AttemptId
     newer: AttemptId = NO_ATTEMPT
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LeaseSeen:
-    """A lease as it was read.
-
-    Attributes:
-        host, pid, user: the trainer that the lease is for, and the user of its agent.
-        stamp: a value that each renewal changes.
-        age_secs: the time since the last renewal, by the clock of the file system alone.
-        is_storing: the trainers have ended, and their agent stores what they have left.
-    """
-
-    host: str
-    pid: int
-    user: str
-    stamp: str
-    age_secs: float
-    is_storing: bool = False
-
-    @property
-    def holder(self) -> str:
-        """The host, process and user that hold the lease, as text for users."""
-        return f"host {self.host} (process {self.pid} of user {self.user})"
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,14 +8,18 @@ leader still waits for it. Pure functions, and the messages between hosts that t
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from holdfast.coordination.leader.leader import Leader
 from holdfast.coordination.leader.replica_placement import failures_survived
 from holdfast.coordination.messages import Count, Held, Name, Number, check_runs
 from holdfast.coordination.rank_runs import Runs, ranks_in, runs_of
 from holdfast.format.names import AttemptId, CheckpointId
+
+if TYPE_CHECKING:
+    # A trainer reads the state of its run, and has no leader.
+    from holdfast.coordination.leader.leader import Leader
 
 KNOWN_MAX = 64
 """The most checkpoints that a leader includes, the newest; there are rarely more."""

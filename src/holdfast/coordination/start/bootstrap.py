@@ -42,10 +42,10 @@ from holdfast.coordination.inputs import (
     DurableListed,
     LeaseNotRead,
     LeaseRead,
-    LeaseSeen,
     ListingFailed,
 )
 from holdfast.coordination.leadership import Leadership, limits_after
+from holdfast.coordination.lease_seen import LeaseSeen
 from holdfast.coordination.messages import (
     REASON_CHARS_MAX,
     Alive,

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 from holdfast.coordination.effects import ReleaseLease, RenewLease
-from holdfast.coordination.inputs import LeaseSeen
+from holdfast.coordination.lease_seen import LeaseSeen
 from holdfast.coordination.settings import (
     LEASE_READ_SECS,
     LEASE_RENEW_SECS,

@@ -16,7 +16,7 @@ from dataclasses import replace
 
 import msgspec
 
-from holdfast.coordination.inputs import LeaseSeen
+from holdfast.coordination.lease_seen import LeaseSeen
 from holdfast.errors import HoldfastError
 from holdfast.format.json_codec import decode
 from holdfast.format.names import LEASES, AttemptId, lease_key

@@ -15,7 +15,7 @@ from concurrent.futures import wait
 
 from holdfast import waits
 from holdfast.coordination import effects, inputs
-from holdfast.coordination.inputs import LeaseSeen
+from holdfast.coordination.lease_seen import LeaseSeen
 from holdfast.engine.lifecycle.attempts import newest_attempt, newest_number
 from holdfast.engine.lifecycle.leases import Lease, Leases, LeaseWriter, newest_lease
 from holdfast.errors import HoldfastError
