@@ -183,7 +183,7 @@ class Trainer:
             self.host.world.at(PAUSED_SECS, self._read, loop)
             return
         host, step = self.host, self.step
-        due = {k for k, target in host.cells.items() if step >= target}
+        due = {k for k, target in host.cells.items() if step >= target} - self._missed()
         fresh = {k for k in due if self.served.get(k) != host.cells[k]}
         is_due_by_step = self.job.every > 0 and step % self.job.every == 0 and step > 0
         if fresh or is_due_by_step:
@@ -199,6 +199,18 @@ class Trainer:
             self._wait(loop, host.cells[TargetKind.PREEMPTION])
         else:
             self._next()
+
+    def _missed(self) -> set[TargetKind]:
+        """Return the targets that were written after this rank had passed their steps."""
+        host = self.host
+        return {
+            kind
+            for kind, target in host.cells.items()
+            if target <= self.decided
+            and self.served.get(kind) != target
+            and not self.job.is_single
+            and not (kind is TargetKind.PREEMPTION and host.confirmed == target)
+        }
 
     def _wait(self, loop: int, target: int) -> None:
         """Wait at a preemption target until it is agreed, or another one is proposed."""

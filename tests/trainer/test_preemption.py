@@ -316,7 +316,7 @@ def test_a_rank_whose_hosts_agree_on_no_step_stops_alone_within_its_grace() -> N
     assert not steps.stop.is_left_alone(cells, 100.0 + AGREE_SECS)
     cells[TARGET_PREEMPTION] = NEVER_STEP
     assert steps.stop.is_left_alone(cells, 100.0 + AGREE_SECS)
-    assert steps.due(5, cells, is_stopping_alone=True, force=False).is_preemption
+    assert steps.due(5, cells, decided=4, is_stopping_alone=True, force=False).is_preemption
     assert AGREE_SECS + CUT_CLOSE_SECS < 30.0
     assert CONFIRM_SECS + CUT_CLOSE_SECS < 30.0
 

@@ -7,6 +7,7 @@ import pytest
 from holdfast import save_decision_policy
 from holdfast.host.wire.control_block import (
     NEVER,
+    PREEMPTION_CONFIRMED,
     TARGET_DURABLE,
     TARGET_PREEMPTION,
     TARGET_RAM,
@@ -24,9 +25,13 @@ OPTIONS = Options(
 ALL = {TARGET_DURABLE, TARGET_RAM, TARGET_PREEMPTION}
 
 
-def due_at(schedule: SaveSchedule, step: int, targets: dict[int, int]) -> Due:
+def due_at(
+    schedule: SaveSchedule, step: int, targets: dict[int, int], decided: int | None = None
+) -> Due:
+    """Return what is due at a step, the one after `decided` if nothing is given."""
     cells = [targets.get(cell, NEVER) for cell in range(16)]
-    return schedule.due(step, cells, is_stopping_alone=False, force=False)
+    decided = step - 1 if decided is None else decided
+    return schedule.due(step, cells, decided=decided, is_stopping_alone=False, force=False)
 
 
 @pytest.mark.parametrize("process_count", [1, 2])
@@ -40,14 +45,33 @@ def test_a_save_meets_the_targets_of_its_step(process_count: int) -> None:
     assert due_at(schedule, 10, {}).met == ()
 
 
-@pytest.mark.parametrize(("process_count", "met"), [(1, (TARGET_DURABLE,)), (2, ())])
-def test_only_a_rank_that_is_alone_meets_a_target_at_a_later_step(
-    process_count: int, met: tuple[int, ...]
-) -> None:
-    schedule = SaveSchedule(None, OPTIONS, process_count)
-    due = due_at(schedule, 9, {TARGET_DURABLE: 7})
-    assert due.durable
-    assert due.met == met
+def test_only_a_rank_that_is_alone_meets_a_target_at_a_later_step() -> None:
+    alone, one_of_two = SaveSchedule(None, OPTIONS, 1), SaveSchedule(None, OPTIONS, 2)
+    for decided in (5, 8):
+        due = due_at(alone, 9, {TARGET_DURABLE: 7}, decided)
+        assert (due.durable, due.met) == (True, (TARGET_DURABLE,))
+    # It saves every third step; the other ranks do so too.
+    due = due_at(one_of_two, 9, {TARGET_DURABLE: 7}, decided=6)
+    assert (due.durable, due.met) == (True, ())
+
+
+@pytest.mark.parametrize("cell", sorted(ALL))
+def test_a_target_that_one_of_several_ranks_has_missed_is_left_to_a_later_one(cell: int) -> None:
+    schedule = SaveSchedule(None, OPTIONS, 2)
+    for step in (22, 23):
+        assert not due_at(schedule, step, {cell: 21}).is_any
+    assert schedule.stop.has_missed == (cell == TARGET_PREEMPTION)
+    due = due_at(schedule, 26, {cell: 26})
+    assert (due.is_any, due.met) == (True, (cell,))
+    # There was no room for its save.
+    assert due_at(schedule, 27, {cell: 26}).is_any
+    schedule.went_back(19)
+    assert due_at(schedule, 20, {cell: 20}).is_any
+
+
+def test_a_step_to_stop_at_that_all_hosts_have_confirmed_is_none_to_miss() -> None:
+    schedule = SaveSchedule(None, OPTIONS, 2)
+    assert due_at(schedule, 22, {TARGET_PREEMPTION: 21, PREEMPTION_CONFIRMED: 21}).is_preemption
 
 
 def test_a_target_is_met_once() -> None:

@@ -185,7 +185,14 @@ class DueSaves:
         if position.steps.stop.at is not None:
             position.steps.stop.warn_unasked(step, asked_secs)
         place = self._present_place()
-        due = position.steps.due(step, place.control.cells, self.is_stopping_alone(), force)
+        cells = place.control.cells
+        due = position.steps.due(
+            step,
+            cells,
+            decided=cells[place.decided_cell],
+            is_stopping_alone=self.is_stopping_alone(),
+            force=force,
+        )
         self.signals.is_announced |= due.is_preemption
         checkpoint = CheckpointId(step, place.attempt)
         is_saved = due.is_any and self._can_save(checkpoint, due)

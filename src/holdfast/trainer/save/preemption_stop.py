@@ -34,6 +34,8 @@ class PreemptionStop:
         """The step of the preemption's checkpoint; None: no preemption has come so far."""
         self.is_unconfirmed = False
         """The ranks stop, and the hosts have not agreed on one step."""
+        self.has_missed = False
+        """This rank had passed the step to stop at before it was proposed."""
         self.has_asked = False
         """Whether the training loop asks whether to stop."""
         self._noticed_at_secs: float | None = None
@@ -72,7 +74,8 @@ class PreemptionStop:
         """
         if self._noticed_at_secs is None:
             self._noticed_at_secs = now_secs
-        return cells[TARGET_PREEMPTION] == NEVER and now_secs - self._noticed_at_secs >= AGREE_SECS
+        has_none = cells[TARGET_PREEMPTION] == NEVER or self.has_missed
+        return has_none and now_secs - self._noticed_at_secs >= AGREE_SECS
 
     def note_alone(self, step: int, newest_text: str) -> None:
         """Record that this rank stops at `step` without the other hosts, and warn."""

@@ -12,6 +12,7 @@ from holdfast.format.names import STEP_MAX, CheckpointId
 from holdfast.host.wire.control_block import (
     CELL_OF,
     NEVER,
+    PREEMPTION_CONFIRMED,
     TARGET_DURABLE,
     TARGET_PREEMPTION,
     TARGET_RAM,
@@ -89,6 +90,8 @@ class SaveSchedule:
         self.read: int | None = None
         """The step that a restore has read since the last save without moving the run."""
         self._served = {TARGET_DURABLE: NEVER, TARGET_RAM: NEVER}
+        self._in_time: dict[int, int] = {}
+        """By cell, the newest target that was read at its step, or at the first one after it."""
         self._deferred: set[int] = set()
         """The cells whose targets were reached at an earlier step and deferred.
 
@@ -126,18 +129,34 @@ class SaveSchedule:
         is_saved = step in self.accepted and step != raised_at
         return step == self.last and step > self.floor and not is_saved
 
-    def due(self, step: int, cells: Sequence[int], is_stopping_alone: bool, force: bool) -> Due:
+    def due(
+        self,
+        step: int,
+        cells: Sequence[int],
+        *,
+        decided: int,
+        is_stopping_alone: bool,
+        force: bool,
+    ) -> Due:
         """Return what is due at `step`.
 
         Args:
             step: The step.
             cells: The cells of the control block.
+            decided: The last step before for which this rank has decided whether to save it.
             is_stopping_alone: A preemption was announced, and this process stops by itself.
             force: The caller requires a save.
         """
         # Read once: the agent may write them meanwhile.
         targets = {cell: cells[cell] for cell in CELL_OF.values()}
         reached = {cell: target for cell, target in targets.items() if step >= target}
+        missed = self._missed(reached, decided)
+        if cells[PREEMPTION_CONFIRMED] <= step:
+            missed.discard(TARGET_PREEMPTION)
+        self.stop.has_missed = TARGET_PREEMPTION in missed
+        for cell in missed:
+            del reached[cell]
+        self._in_time |= reached
         if self.stop.at is not None:
             reached.pop(TARGET_PREEMPTION, None)
         is_preemption = TARGET_PREEMPTION in reached or (self.stop.at is None and is_stopping_alone)
@@ -236,6 +255,7 @@ class SaveSchedule:
         self.floor = self.last = step
         self.accepted = {saved for saved in self.accepted if saved < step}
         self._served = {TARGET_DURABLE: NEVER, TARGET_RAM: NEVER}
+        self._in_time.clear()
         self._deferred.clear()
 
     def check_every_step(self) -> None:
@@ -270,6 +290,20 @@ class SaveSchedule:
 
     def _selects(self, policy: SaveDecisionPolicy | None, step: int) -> bool:
         return policy is not None and policy.should_save(step, (), context=self._context)
+
+    def _missed(self, reached: Mapping[int, int], decided: int) -> set[int]:
+        """Return the cells whose targets were written after this rank had passed their steps.
+
+        Its host refuses them, because other ranks may have passed them at another step, and the
+        agent sets later ones. A save for a missed one would be one too many.
+        """
+        if self._is_alone:
+            return set()
+        return {
+            cell
+            for cell, target in reached.items()
+            if target <= decided and self._in_time.get(cell) != target
+        }
 
     def _is_target(self, cell: int, reached: Mapping[int, int]) -> bool:
         """Return whether this cell's target is reached and no checkpoint has served it yet."""
