@@ -304,6 +304,7 @@ class Host:
         world, rng = self.world, self.world.rng
         match effect:
             case ef.Send():
+                world.oracle.sent(effect)
                 world.network.send(self.known_as, effect.host, effect.message)
             case ef.SetTarget():
                 self.cells[effect.kind] = effect.step

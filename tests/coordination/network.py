@@ -21,13 +21,19 @@ class Faults:
 
 @dataclass
 class Network:
-    """Carries messages. `cut` has the pairs of hosts that cannot reach each other now."""
+    """Carries messages.
+
+    Attributes:
+        cut: The pairs of hosts that cannot reach each other now.
+        healed_at: When those that could not can reach each other again.
+    """
 
     rng: random.Random
     at: Callable[..., None]
     deliver: Callable[[str, str, AnyMessage], None]
     faults: Faults = field(default_factory=Faults)
     cut: set[tuple[str, str]] = field(default_factory=set)
+    healed_at: dict[tuple[str, str], float] = field(default_factory=dict)
     in_flight: int = 0
     sent: int = 0
     is_on_wire: bool = False
@@ -49,6 +55,10 @@ class Network:
 
     def reaches(self, one: str, other: str) -> bool:
         return (one, other) not in self.cut
+
+    def heal(self, pairs: set[tuple[str, str]], now: float) -> None:
+        self.cut -= pairs
+        self.healed_at |= dict.fromkeys(pairs, now)
 
     def _arrive(self, sender: str, to: str, message: AnyMessage) -> None:
         self.in_flight -= 1

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from holdfast.coordination import effects as ef
-from holdfast.coordination.messages import CheckpointStatus, TargetKind
+from holdfast.coordination.messages import Alive, CheckpointStatus, TargetKind
 from holdfast.coordination.settings import HELD_MAX, LEASE_SECS, PULLS_MAX
 from holdfast.format.names import AttemptId, CheckpointId
 
@@ -78,6 +78,8 @@ class Oracle:
     counts: dict[str, int] = field(default_factory=dict)
     groups: dict[AttemptId, str] = field(default_factory=dict)
     """The group that began each attempt."""
+    called_broken: set[tuple[AttemptId, str]] = field(default_factory=set)
+    """The attempts that their leader has called ended, and the starts to which it has."""
 
     def fail(self, promise: str, what: str) -> None:
         raise BrokenPromiseError(f"{promise}: at {self.world.now:.3f} s: {what}")
@@ -391,6 +393,19 @@ class Oracle:
 
     # I11: live attempts.
 
+    def sent(self, effect: ef.Send) -> None:
+        message = effect.message
+        if isinstance(message, Alive) and not message.is_living:
+            self.called_broken.add((message.attempt, message.group))
+
+    def _was_silent(self, job: Job) -> bool:
+        """Return whether a host of a job could not reach its leader, now or a short time ago."""
+        world, leader = self.world, job.trainers[0].host.name
+        since = world.now - world.settings.lost_secs
+        pairs = [(trainer.host.name, leader) for trainer in job.trainers]
+        network = world.network
+        return any(not network.reaches(*p) or network.healed_at.get(p, 0.0) > since for p in pairs)
+
     def _check_takeover(self, host: Host, effect: ef.BeginAttempt) -> None:
         """Check that the attempt before has ended, or that its agent missed its lease meanwhile."""
         world = self.world
@@ -402,6 +417,10 @@ class Oracle:
         job, new = world.jobs[group], world.jobs[effect.group]
         lease = world.storage.lease(before, world.now)
         if job is new or new.takeover or lease is None or before in world.storage.lapsed:
+            return
+        if (before, effect.group) in self.called_broken and self._was_silent(job):
+            # The start learned this before the leader heard of all its hosts again.
+            self.count("attempts that were broken when a start asked")
             return
         leader = job.trainers[0].host
         is_whole = job.is_running and len(job.living) == job.rank_count

@@ -280,7 +280,7 @@ class Schedule:
             self.world.hosts[name].unpause()
 
     def _heal(self, pairs: set[tuple[str, str]]) -> None:
-        self.world.network.cut -= pairs
+        self.world.network.heal(pairs, self.world.now)
 
     def _notice(self) -> None:
         job = self.world.job
