@@ -78,8 +78,8 @@ class Oracle:
     counts: dict[str, int] = field(default_factory=dict)
     groups: dict[AttemptId, str] = field(default_factory=dict)
     """The group that began each attempt."""
-    called_broken: set[tuple[AttemptId, str]] = field(default_factory=set)
-    """The attempts that their leader has called ended, and the starts to which it has."""
+    reported_ended: set[tuple[AttemptId, str]] = field(default_factory=set)
+    """The attempts that their leader has reported as ended, each with the start that asked."""
 
     def fail(self, promise: str, what: str) -> None:
         raise BrokenPromiseError(f"{promise}: at {self.world.now:.3f} s: {what}")
@@ -396,7 +396,7 @@ class Oracle:
     def sent(self, effect: ef.Send) -> None:
         message = effect.message
         if isinstance(message, Alive) and not message.is_living:
-            self.called_broken.add((message.attempt, message.group))
+            self.reported_ended.add((message.attempt, message.group))
 
     def _was_silent(self, job: Job) -> bool:
         """Return whether a host of a job could not reach its leader, now or a short time ago."""
@@ -418,8 +418,8 @@ class Oracle:
         lease = world.storage.lease(before, world.now)
         if job is new or new.takeover or lease is None or before in world.storage.lapsed:
             return
-        if (before, effect.group) in self.called_broken and self._was_silent(job):
-            # The start learned this before the leader heard of all its hosts again.
+        if (before, effect.group) in self.reported_ended and self._was_silent(job):
+            # The leader has heard from all hosts again since, and the start goes on by its answer.
             self.count("attempts that were broken when a start asked")
             return
         leader = job.trainers[0].host

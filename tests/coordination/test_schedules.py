@@ -31,7 +31,7 @@ SEEN_BROKEN = [(6192, False), (21139, True), (101508, True), (810293, True), (50
 that was lost and came back was not sent the orders again that it had not acknowledged; a job that a
 notice of the storm stops late was asked to stop once more, which was the schedule's own mistake; a
 leader whose agent had been stopped took all other hosts for lost, and another start had the run;
-another start had a run whose leader heard of all hosts again between its answer and the start."""
+a leader that had reported its attempt as ended heard from all hosts again before the start."""
 MANY_HOSTS = 1000
 
 # The seed that reveals each broken rule, so that the test runs one schedule. Other rules need the
